@@ -1,0 +1,1 @@
+//! reef-engine
