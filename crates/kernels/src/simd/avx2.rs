@@ -79,6 +79,28 @@ impl Simd for Avx2 {
         }
     }
     #[inline(always)]
+    unsafe fn store_i8(p: *mut i8, x: Pair) {
+        unsafe {
+            // Packing works per 128-bit half: the permutation puts the quarters back in order.
+            let words = _mm256_packs_epi32(_mm256_cvtps_epi32(x.0), _mm256_cvtps_epi32(x.1));
+            let words = _mm256_permute4x64_epi64::<0b11_01_10_00>(words);
+            let high = _mm256_extracti128_si256::<1>(words);
+            _mm_storeu_si128(p.cast(), _mm_packs_epi16(_mm256_castsi256_si128(words), high));
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_byte_of_u32<const J: usize>(p: *const u8) -> Pair {
+        #[inline(always)]
+        unsafe fn half<const J: usize>(p: *const u8) -> __m256 {
+            unsafe {
+                let shift = _mm_cvtsi32_si128(8 * J as i32);
+                let shifted = _mm256_srl_epi32(_mm256_loadu_si256(p.cast()), shift);
+                _mm256_cvtepi32_ps(_mm256_and_si256(shifted, _mm256_set1_epi32(255)))
+            }
+        }
+        unsafe { Pair(half::<J>(p), half::<J>(p.add(32))) }
+    }
+    #[inline(always)]
     unsafe fn add(a: Pair, b: Pair) -> Pair {
         unsafe { Pair(_mm256_add_ps(a.0, b.0), _mm256_add_ps(a.1, b.1)) }
     }
@@ -89,6 +111,10 @@ impl Simd for Avx2 {
     #[inline(always)]
     unsafe fn mul(a: Pair, b: Pair) -> Pair {
         unsafe { Pair(_mm256_mul_ps(a.0, b.0), _mm256_mul_ps(a.1, b.1)) }
+    }
+    #[inline(always)]
+    unsafe fn div(a: Pair, b: Pair) -> Pair {
+        unsafe { Pair(_mm256_div_ps(a.0, b.0), _mm256_div_ps(a.1, b.1)) }
     }
     #[inline(always)]
     unsafe fn fma(a: Pair, b: Pair, c: Pair) -> Pair {
@@ -145,6 +171,26 @@ impl Simd for Avx2 {
             let four = _mm_max_ps(_mm256_castps256_ps128(eight), high);
             let two = _mm_max_ps(four, _mm_movehl_ps(four, four));
             _mm_cvtss_f32(_mm_max_ss(two, _mm_shuffle_ps::<1>(two, two)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn reduce_min(a: Pair) -> f32 {
+        unsafe {
+            let eight = _mm256_min_ps(a.0, a.1);
+            let high = _mm256_extractf128_ps::<1>(eight);
+            let four = _mm_min_ps(_mm256_castps256_ps128(eight), high);
+            let two = _mm_min_ps(four, _mm_movehl_ps(four, four));
+            _mm_cvtss_f32(_mm_min_ss(two, _mm_shuffle_ps::<1>(two, two)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_u8(p: *mut u8, x: Pair) {
+        unsafe {
+            // Packing works within 128-bit halves; the permutation puts the quarters in order.
+            let words = _mm256_packs_epi32(_mm256_cvtps_epi32(x.0), _mm256_cvtps_epi32(x.1));
+            let words = _mm256_permute4x64_epi64::<0b11_01_10_00>(words);
+            let high = _mm256_extracti128_si256::<1>(words);
+            _mm_storeu_si128(p.cast(), _mm_packus_epi16(_mm256_castsi256_si128(words), high));
         }
     }
 }

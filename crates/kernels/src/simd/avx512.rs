@@ -36,6 +36,18 @@ impl Simd for Avx512 {
         unsafe { _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(p.cast()))) }
     }
     #[inline(always)]
+    unsafe fn store_i8(p: *mut i8, x: __m512) {
+        unsafe { _mm_storeu_si128(p.cast(), _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(x))) }
+    }
+    #[inline(always)]
+    unsafe fn load_byte_of_u32<const J: usize>(p: *const u8) -> __m512 {
+        unsafe {
+            let shift = _mm_cvtsi32_si128(8 * J as i32);
+            let shifted = _mm512_srl_epi32(_mm512_loadu_si512(p.cast()), shift);
+            _mm512_cvtepi32_ps(_mm512_and_si512(shifted, _mm512_set1_epi32(255)))
+        }
+    }
+    #[inline(always)]
     unsafe fn add(a: __m512, b: __m512) -> __m512 {
         unsafe { _mm512_add_ps(a, b) }
     }
@@ -46,6 +58,10 @@ impl Simd for Avx512 {
     #[inline(always)]
     unsafe fn mul(a: __m512, b: __m512) -> __m512 {
         unsafe { _mm512_mul_ps(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn div(a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_div_ps(a, b) }
     }
     #[inline(always)]
     unsafe fn fma(a: __m512, b: __m512, c: __m512) -> __m512 {
@@ -89,5 +105,13 @@ impl Simd for Avx512 {
     #[inline(always)]
     unsafe fn reduce_max(a: __m512) -> f32 {
         unsafe { _mm512_reduce_max_ps(a) }
+    }
+    #[inline(always)]
+    unsafe fn reduce_min(a: __m512) -> f32 {
+        unsafe { _mm512_reduce_min_ps(a) }
+    }
+    #[inline(always)]
+    unsafe fn store_u8(p: *mut u8, x: __m512) {
+        unsafe { _mm_storeu_si128(p.cast(), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x))) }
     }
 }

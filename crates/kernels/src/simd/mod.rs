@@ -42,6 +42,14 @@ pub trait Simd: Copy + 'static {
     /// # Safety
     /// See the trait.
     unsafe fn load_u8(p: *const u8) -> Self::F;
+    /// Writes sixteen signed bytes; every lane is an integer in -128..=127.
+    /// # Safety
+    /// See the trait.
+    unsafe fn store_i8(p: *mut i8, x: Self::F);
+    /// Byte `J` (0..4) of each of sixteen little-endian u32 (64 bytes read) to f32, exact.
+    /// # Safety
+    /// See the trait.
+    unsafe fn load_byte_of_u32<const J: usize>(p: *const u8) -> Self::F;
     /// # Safety
     /// See the trait.
     unsafe fn add(a: Self::F, b: Self::F) -> Self::F;
@@ -51,6 +59,9 @@ pub trait Simd: Copy + 'static {
     /// # Safety
     /// See the trait.
     unsafe fn mul(a: Self::F, b: Self::F) -> Self::F;
+    /// # Safety
+    /// See the trait.
+    unsafe fn div(a: Self::F, b: Self::F) -> Self::F;
     /// `a * b + c`, rounded once.
     /// # Safety
     /// See the trait.
@@ -87,6 +98,14 @@ pub trait Simd: Copy + 'static {
     /// # Safety
     /// See the trait.
     unsafe fn reduce_max(a: Self::F) -> f32;
+    /// Minimum of the lanes (no NaN).
+    /// # Safety
+    /// See the trait.
+    unsafe fn reduce_min(a: Self::F) -> f32;
+    /// Lanes in 0..=255 to bytes, nearest even; other lanes give any byte.
+    /// # Safety
+    /// See the trait.
+    unsafe fn store_u8(p: *mut u8, x: Self::F);
 }
 
 /// Below this `exp` gives exactly 0 (`e^-87` is the last well inside the normal range).
