@@ -8,5 +8,6 @@ pub mod matmul;
 pub mod ops;
 pub mod page;
 pub mod pool;
+pub mod rows;
 pub mod scalar;
 pub mod simd;

@@ -1,1 +1,176 @@
-//! linear
+//! A linear layer that hides the format of its weights.
+
+use crate::gguf::{Gguf, TensorInfo};
+use crate::runner::LoadError;
+use reef_kernels::dispatch::Tier;
+use reef_kernels::matmul::{self, Job, PackedMatrix, QuantizedRows, Rows, WeightFormat};
+use reef_kernels::pool::BarrierPool;
+
+/// `y = (W x) * scale + b`, where W may be several tensors stacked by rows (Q, K and V, or gate and
+/// up), each in its own format, computed under one barrier.
+#[derive(Debug)]
+pub struct Linear {
+    parts: Vec<Part>,
+    rows: usize,
+    columns: usize,
+}
+
+#[derive(Debug)]
+struct Part {
+    weights: PackedMatrix,
+    /// Per-tensor multiplier (`NAME.scale`), 1 where the file has none.
+    scale: f32,
+    bias: Option<Vec<f32>>,
+    first_row: usize,
+}
+
+/// Rows to multiply: as f32 and, where the activations are 8-bit, as codes of the same rows.
+#[derive(Clone, Copy)]
+pub struct Input<'a> {
+    /// `[rows][columns]`.
+    pub values: &'a [f32],
+    /// The same rows quantised, unless activations are f32.
+    pub codes: Option<&'a QuantizedRows>,
+    /// Number of rows.
+    pub rows: usize,
+}
+
+impl Linear {
+    /// Loads and stacks `NAME.weight` (with optional `NAME.bias` and `NAME.scale`) for each of `names`.
+    /// Each matrix must have `columns` columns; `rows[i]` are the rows expected of `names[i]`.
+    pub fn load(
+        gguf: &Gguf,
+        names: &[String],
+        rows: &[usize],
+        columns: usize,
+    ) -> Result<Linear, LoadError> {
+        let mut parts = Vec::with_capacity(names.len());
+        let mut first_row = 0;
+        for (name, &rows) in names.iter().zip(rows) {
+            let weights = load_matrix(gguf, &format!("{name}.weight"), rows, columns)?;
+            let bias = load_optional(gguf, &format!("{name}.bias"), rows)?;
+            let scale = load_optional(gguf, &format!("{name}.scale"), 1)?.map_or(1.0, |s| s[0]);
+            parts.push(Part { weights, scale, bias, first_row });
+            first_row += rows;
+        }
+        Ok(Linear { parts, rows: first_row, columns })
+    }
+
+    /// Rows of the stacked matrix: floats of an output row.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Columns: floats of an input row.
+    pub fn columns(&self) -> usize {
+        self.columns
+    }
+
+    /// Bytes of the packed weights.
+    pub fn bytes(&self) -> usize {
+        self.parts.iter().map(|part| part.weights.bytes()).sum()
+    }
+
+    /// Row `row` of W as f32 (an embedding look-up), `columns` floats.
+    pub fn row(&self, row: usize, out: &mut [f32]) {
+        let index = self.parts.partition_point(|part| part.first_row <= row) - 1;
+        let part = &self.parts[index];
+        part.weights.dequantize_row(row - part.first_row, out);
+    }
+
+    /// `out[i] = W input[i]` with scale and bias, `out` = `[rows][self.rows()]`.
+    pub fn apply(&self, tier: Tier, pool: &BarrierPool, input: Input<'_>, out: &mut [f32]) {
+        let float = Rows::F32 { values: input.values, rows: input.rows };
+        let (floats, codes): (Vec<&Part>, Vec<&Part>) = self
+            .parts
+            .iter()
+            .partition(|part| input.codes.is_none() || is_float(part.weights.format()));
+        for (parts, rows) in [(floats, Some(float)), (codes, input.codes.map(Rows::Int8))] {
+            let jobs: Vec<Job<'_>> = parts
+                .iter()
+                .map(|part| Job { weights: &part.weights, out_column: part.first_row })
+                .collect();
+            if let (false, Some(rows)) = (jobs.is_empty(), rows) {
+                matmul::matmul(tier, pool, &jobs, rows, out, self.rows);
+            }
+        }
+        for part in &self.parts {
+            part.finish(out, self.rows);
+        }
+    }
+}
+
+impl Part {
+    fn finish(&self, out: &mut [f32], stride: usize) {
+        if self.scale == 1.0 && self.bias.is_none() {
+            return;
+        }
+        for row in out.chunks_exact_mut(stride) {
+            let row = &mut row[self.first_row..][..self.weights.rows()];
+            for (i, y) in row.iter_mut().enumerate() {
+                *y = *y * self.scale + self.bias.as_ref().map_or(0.0, |bias| bias[i]);
+            }
+        }
+    }
+}
+
+fn is_float(format: WeightFormat) -> bool {
+    matches!(format, WeightFormat::F32 | WeightFormat::F16 | WeightFormat::Bf16)
+}
+
+/// Loads a matrix and gives its pages of the file back to the system: it now lives in packed form, and
+/// a process never holds both.
+fn load_matrix(
+    gguf: &Gguf,
+    name: &str,
+    rows: usize,
+    columns: usize,
+) -> Result<PackedMatrix, LoadError> {
+    let tensor = gguf.tensor(name)?;
+    expect_shape(&tensor, &[columns, rows])?;
+    tensor.require_readable()?;
+    let format = WeightFormat::from_ggml_name(tensor.tensor_type.name()).ok_or_else(|| {
+        LoadError::Unsupported {
+            field: format!("tensor {name}"),
+            value: tensor.tensor_type.name().into(),
+            mend: "convert it to a format that Reef reads (see README)".into(),
+        }
+    })?;
+    let packed = PackedMatrix::pack(format, rows, columns, tensor.data)
+        .map_err(|source| LoadError::Pack { tensor: name.into(), source })?;
+    gguf.advise_dont_need(&tensor);
+    Ok(packed)
+}
+
+/// Loads a vector of `len` floats (F32, F16 or BF16), or `None` where the file has no such tensor.
+pub fn load_optional(gguf: &Gguf, name: &str, len: usize) -> Result<Option<Vec<f32>>, LoadError> {
+    let Ok(tensor) = gguf.tensor(name) else {
+        return Ok(None);
+    };
+    expect_shape(&tensor, &[len])?;
+    let halves = || tensor.data.chunks_exact(2).map(|b| u16::from_le_bytes([b[0], b[1]]));
+    match tensor.tensor_type.name() {
+        "F32" => {
+            let words = tensor.data.chunks_exact(4);
+            Ok(Some(words.map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()))
+        }
+        "F16" => Ok(Some(halves().map(|h| half::f16::from_bits(h).to_f32()).collect())),
+        "BF16" => Ok(Some(halves().map(|h| half::bf16::from_bits(h).to_f32()).collect())),
+        other => Err(LoadError::Unsupported {
+            field: format!("tensor {name}"),
+            value: other.into(),
+            mend: "a vector must be F32, F16 or BF16".into(),
+        }),
+    }
+}
+
+fn expect_shape(tensor: &TensorInfo<'_>, expected: &[usize]) -> Result<(), LoadError> {
+    let mut found: Vec<usize> = tensor.dims.to_vec();
+    while found.len() > expected.len() && found.last() == Some(&1) {
+        found.pop();
+    }
+    if found == expected {
+        return Ok(());
+    }
+    Err(LoadError::Shape { tensor: tensor.name.into(), found, expected: expected.to_vec() })
+}

@@ -1,1 +1,217 @@
-//! runner
+//! A loaded model that turns a batch of tokens into logits over the pages it is given.
+
+use crate::arch::pass::{Buffers, GroupShape, Pass, PassShape, multiply};
+use crate::arch::{self, Model};
+use crate::gguf::{Gguf, GgufError};
+use crate::rope::Rope;
+use crate::spec::ModelSpec;
+use reef_kernels::attention::AttentionShape;
+use reef_kernels::dispatch::Tier;
+use reef_kernels::matmul::{PackError, QuantizedRows};
+use reef_kernels::ops;
+use reef_kernels::pool::BarrierPool;
+use reef_kernels::rows::for_each_row;
+use reef_kv::arena::Arena;
+use reef_kv::page::SequenceView;
+
+/// Why a model could not be loaded.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// The file is not a well-formed GGUF, or lacks a key or tensor.
+    #[error(transparent)]
+    Gguf(#[from] GgufError),
+    /// A tensor that the architecture needs is absent.
+    #[error("tensor {0} is missing: the file is incomplete, fetch or convert it again")]
+    Missing(String),
+    /// A value that Reef does not run.
+    #[error("{field} is {value}: {mend}")]
+    Unsupported {
+        /// Metadata key or tensor.
+        field: String,
+        /// Its value.
+        value: String,
+        /// What would be accepted.
+        mend: String,
+    },
+    /// A tensor with another shape than the metadata says.
+    #[error("tensor {tensor} has shape {found:?}, the metadata asks for {expected:?}")]
+    Shape {
+        /// Tensor name.
+        tensor: String,
+        /// Dimensions in the file, fastest first.
+        found: Vec<usize>,
+        /// Dimensions expected.
+        expected: Vec<usize>,
+    },
+    /// A matrix that could not be packed.
+    #[error("tensor {tensor}: {source}")]
+    Pack {
+        /// Tensor name.
+        tensor: String,
+        /// Why.
+        source: PackError,
+    },
+}
+
+/// Why a batch could not be run. Nothing was computed or written.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum BatchError {
+    /// A token id outside the vocabulary.
+    #[error("token id {token} is outside the vocabulary of {vocabulary}")]
+    Token {
+        /// The id.
+        token: u32,
+        /// Vocabulary size.
+        vocabulary: usize,
+    },
+}
+
+/// Precision of the activations that meet quantised weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activations {
+    /// 8-bit codes per 32 values: the fast path.
+    Int8,
+    /// f32: the reference path.
+    F32,
+}
+
+/// What arithmetic runs on.
+#[derive(Debug)]
+pub struct Compute {
+    /// CPU tier.
+    pub tier: Tier,
+    /// Threads.
+    pub pool: BarrierPool,
+    /// Whether activations are quantised before a matrix product.
+    pub quantize: bool,
+}
+
+/// How to run a model.
+#[derive(Clone, Copy, Debug)]
+pub struct RunnerOptions {
+    /// Threads, at least 1.
+    pub threads: usize,
+    /// CPU tier.
+    pub tier: Tier,
+    /// Precision of activations.
+    pub activations: Activations,
+    /// Tokens of a KV block.
+    pub block_size: usize,
+}
+
+/// One sequence's part of a batch: tokens at consecutive positions, whose pages exist.
+#[derive(Clone, Copy, Debug)]
+pub struct BatchSequence<'a> {
+    /// Token ids, at least one.
+    pub tokens: &'a [u32],
+    /// Original position of the first token.
+    pub first_position: u32,
+    /// Pages of the sequence up to the last token's position.
+    pub view: &'a SequenceView,
+}
+
+/// A loaded model.
+#[derive(Debug)]
+pub struct ModelRunner {
+    spec: ModelSpec,
+    model: Box<dyn Model>,
+    compute: Compute,
+    shape: PassShape,
+    buffers: Buffers,
+    selected: Vec<f32>,
+    codes: QuantizedRows,
+    logits: Vec<f32>,
+}
+
+impl ModelRunner {
+    /// Loads the weights of `gguf`, repacked for this CPU.
+    pub fn load(gguf: &Gguf, options: RunnerOptions) -> Result<ModelRunner, LoadError> {
+        let spec = ModelSpec::from_gguf(gguf)?;
+        let model = arch::load(gguf, &spec)?;
+        let compute = Compute {
+            tier: options.tier,
+            pool: BarrierPool::new(options.threads),
+            quantize: options.activations == Activations::Int8,
+        };
+        Ok(ModelRunner {
+            shape: pass_shape(&spec, options.block_size),
+            spec,
+            model,
+            compute,
+            buffers: Buffers::default(),
+            selected: Vec::new(),
+            codes: QuantizedRows::default(),
+            logits: Vec::new(),
+        })
+    }
+
+    /// What the model is.
+    pub fn spec(&self) -> &ModelSpec {
+        &self.spec
+    }
+
+    /// What arithmetic runs on; between passes others may use the threads.
+    pub fn compute(&self) -> &Compute {
+        &self.compute
+    }
+
+    /// Runs the batch: writes K and V of every token into its page of `arena` and leaves the hidden
+    /// states for [`logits`](Self::logits). Rows are numbered through the batch in order. A row's
+    /// result does not depend on the rest of the batch, to the bit.
+    pub fn forward(
+        &mut self,
+        arena: &Arena,
+        batch: &[BatchSequence<'_>],
+    ) -> Result<(), BatchError> {
+        let vocabulary = self.spec.vocabulary;
+        let mut tokens = batch.iter().flat_map(|sequence| sequence.tokens);
+        if let Some(&token) = tokens.find(|token| **token as usize >= vocabulary) {
+            return Err(BatchError::Token { token, vocabulary });
+        }
+        let mut pass = Pass::new(&self.compute, &self.shape, batch, arena, &mut self.buffers);
+        self.model.forward(&mut pass);
+        Ok(())
+    }
+
+    /// Logits of the given rows of the last batch, `[rows.len()][vocabulary]`.
+    ///
+    /// # Panics
+    /// If a row is not of the last batch.
+    pub fn logits(&mut self, rows: &[usize]) -> &[f32] {
+        let (width, epsilon) = (self.spec.width, self.spec.norm_epsilon);
+        self.selected.resize(rows.len() * width, 0.0);
+        let ends = self.model.ends();
+        let x = &self.buffers.x;
+        let (tier, pool) = (self.compute.tier, &self.compute.pool);
+        for_each_row(pool, rows.len(), (&mut self.selected, width), &|i, out| {
+            ops::rms_norm(tier, &x[rows[i] * width..][..width], &ends.norm.weight, epsilon, out);
+        });
+        let head = ends.head();
+        multiply(&self.compute, head, &self.selected, &mut self.codes, &mut self.logits);
+        let logits = &mut self.logits[..rows.len() * self.spec.vocabulary];
+        if let Some(cap) = self.spec.logit_softcap {
+            logits.iter_mut().for_each(|logit| *logit = cap * (*logit / cap).tanh());
+        }
+        logits
+    }
+}
+
+fn pass_shape(spec: &ModelSpec, block_size: usize) -> PassShape {
+    let group = |(group, rope): (&crate::spec::GroupSpec, &crate::rope::RopeSpec)| GroupShape {
+        attention: AttentionShape {
+            heads: spec.heads,
+            kv_heads: spec.kv_heads,
+            head_dim: spec.head_dim,
+            block_size,
+            scale: spec.attention_scale,
+            window: group.window,
+        },
+        rope: Rope::new(rope),
+    };
+    PassShape {
+        width: spec.width,
+        hidden: spec.hidden,
+        groups: spec.groups.iter().zip(&spec.ropes).map(group).collect(),
+        norm_epsilon: spec.norm_epsilon,
+    }
+}

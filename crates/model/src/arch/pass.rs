@@ -1,0 +1,375 @@
+//! One forward pass over a batch: the verbs that architectures are written in, and their buffers.
+
+use super::parts::{FeedForward, Norm, Projection};
+use crate::linear::{Input, Linear};
+use crate::rope::Rope;
+use crate::runner::{BatchSequence, Compute};
+use reef_kernels::attention::{self, AttentionScratch, AttentionShape, SequenceRows};
+use reef_kernels::dispatch::Tier;
+use reef_kernels::matmul::QuantizedRows;
+use reef_kernels::ops;
+use reef_kernels::page::write_kv;
+use reef_kernels::pool::BarrierPool;
+use reef_kernels::rows::{for_each_row, for_each_row_pair};
+use reef_kv::arena::Arena;
+use reef_kv::page::{GroupView, PageShape};
+
+/// Shapes that the verbs need, fixed per model.
+#[derive(Clone, Debug)]
+pub struct PassShape {
+    /// Width of the residual stream.
+    pub width: usize,
+    /// Width of the feed-forward hidden layer.
+    pub hidden: usize,
+    /// Attention geometry per KV group.
+    pub groups: Vec<GroupShape>,
+    /// Epsilon of RMS norms.
+    pub norm_epsilon: f32,
+}
+
+/// Attention geometry of one KV group.
+#[derive(Clone, Debug)]
+pub struct GroupShape {
+    /// Heads, window and scale.
+    pub attention: AttentionShape,
+    /// Rope of these layers.
+    pub rope: Rope,
+}
+
+/// Buffers of a pass, kept between passes; they grow to the largest batch seen.
+#[derive(Debug, Default)]
+pub struct Buffers {
+    /// Residual stream, `[rows][width]`.
+    pub x: Vec<f32>,
+    normed: Vec<f32>,
+    qkv: Vec<f32>,
+    queries: Vec<f32>,
+    attended: Vec<f32>,
+    hidden: Vec<f32>,
+    gated: Vec<f32>,
+    delta: Vec<f32>,
+    codes: QuantizedRows,
+    /// Per KV group: angles of every (sequence, run, row), `[..][rope dim]`.
+    angles: Vec<Vec<f32>>,
+    scratch: AttentionScratch,
+}
+
+/// One forward pass over a batch.
+pub struct Pass<'a> {
+    pub(super) compute: &'a Compute,
+    pub(super) shape: &'a PassShape,
+    batch: &'a [BatchSequence<'a>],
+    arena: &'a Arena,
+    pub(super) buffers: &'a mut Buffers,
+    rows: usize,
+}
+
+impl<'a> Pass<'a> {
+    /// Sizes the buffers for `batch` and computes the angles of its positions.
+    pub fn new(
+        compute: &'a Compute,
+        shape: &'a PassShape,
+        batch: &'a [BatchSequence<'a>],
+        arena: &'a Arena,
+        buffers: &'a mut Buffers,
+    ) -> Pass<'a> {
+        let rows = batch.iter().map(|sequence| sequence.tokens.len()).sum();
+        let attention = &shape.groups[0].attention;
+        let heads_width = attention.heads * attention.head_dim;
+        let kv_width = attention.kv_heads * attention.head_dim;
+        grow(&mut buffers.x, rows * shape.width);
+        grow(&mut buffers.normed, rows * shape.width);
+        grow(&mut buffers.delta, rows * shape.width);
+        grow(&mut buffers.qkv, rows * (heads_width + 2 * kv_width));
+        grow(&mut buffers.attended, rows * heads_width);
+        grow(&mut buffers.hidden, rows * 2 * shape.hidden);
+        grow(&mut buffers.gated, rows * shape.hidden);
+        let mut pass = Pass { compute, shape, batch, arena, buffers, rows };
+        pass.prepare_angles();
+        pass
+    }
+
+    fn prepare_angles(&mut self) {
+        self.buffers.angles.resize_with(self.shape.groups.len(), Vec::new);
+        let angles = self.buffers.angles.iter_mut();
+        for (g, (group, angles)) in self.shape.groups.iter().zip(angles).enumerate() {
+            let len = group.rope.angle_len();
+            angles.clear();
+            for sequence in self.batch {
+                for shift in &sequence.view.groups[g].shifts {
+                    for row in 0..sequence.tokens.len() as u32 {
+                        let start = angles.len();
+                        angles.resize(start + len, 0.0);
+                        let position = sequence.first_position + row - shift;
+                        group.rope.angles(position, &mut angles[start..]);
+                    }
+                }
+            }
+        }
+    }
+
+    /// x = embedding of the tokens, times `scale`.
+    pub fn embed(&mut self, table: &Linear, scale: f32) {
+        let width = self.shape.width;
+        let tokens: Vec<u32> = self.batch.iter().flat_map(|s| s.tokens).copied().collect();
+        let x = (&mut self.buffers.x[..], width);
+        for_each_row(&self.compute.pool, self.rows, x, &|row, out| {
+            table.row(tokens[row] as usize, out);
+            if scale != 1.0 {
+                out.iter_mut().for_each(|value| *value *= scale);
+            }
+        });
+    }
+
+    /// normed = RMS norm of x.
+    pub fn norm(&mut self, norm: &Norm) {
+        let (tier, width, epsilon) = (self.compute.tier, self.shape.width, self.shape.norm_epsilon);
+        let x = &self.buffers.x;
+        let out = (&mut self.buffers.normed[..], width);
+        for_each_row(&self.compute.pool, self.rows, out, &|row, out| {
+            ops::rms_norm(tier, &x[row * width..][..width], &norm.weight, epsilon, out);
+        });
+    }
+
+    /// qkv = projections of normed, rows of `[q heads | k heads | v heads]`.
+    pub fn project_qkv(&mut self, projection: &Projection) {
+        let Buffers { normed, codes, qkv, .. } = &mut *self.buffers;
+        multiply(
+            self.compute,
+            &projection.qkv,
+            &normed[..self.rows * self.shape.width],
+            codes,
+            qkv,
+        );
+    }
+
+    /// RMS norm of each query head and each key head (Qwen 3, Gemma 3).
+    pub fn norm_heads(&mut self, query: &Norm, key: &Norm) {
+        let attention = &self.shape.groups[0].attention;
+        let (heads, kv_heads, dim) = (attention.heads, attention.kv_heads, attention.head_dim);
+        let stride = (heads + 2 * kv_heads) * dim;
+        let (tier, epsilon) = (self.compute.tier, self.shape.norm_epsilon);
+        let qkv = (&mut self.buffers.qkv[..], stride);
+        for_each_row(&self.compute.pool, self.rows, qkv, &|_, row| {
+            for (index, head) in row.chunks_exact_mut(dim).take(heads + kv_heads).enumerate() {
+                let norm = if index < heads { query } else { key };
+                ops::rms_norm_in_place(tier, head, &norm.weight, epsilon);
+            }
+        });
+    }
+
+    /// Rotates Q and K, writes K and V into the pages, attends: attended = attention of layer `index`
+    /// of KV group `group`. Attention always reads K and V back from pages.
+    pub fn attend(&mut self, group: usize, index: usize) {
+        self.rotate_and_store(group, index);
+        let attention = &self.shape.groups[group].attention;
+        let width = attention.heads * attention.head_dim;
+        let Buffers { queries, attended, scratch, .. } = &mut *self.buffers;
+        let mut rest = &queries[..];
+        let sequences: Vec<SequenceRows<'_>> = self
+            .batch
+            .iter()
+            .map(|sequence| {
+                let view = &sequence.view.groups[group];
+                let rows = sequence.tokens.len();
+                let (queries, tail) = rest.split_at(view.shifts.len() * rows * width);
+                rest = tail;
+                SequenceRows {
+                    pages: &view.layers[index],
+                    first_position: sequence.first_position,
+                    rows,
+                    queries,
+                }
+            })
+            .collect();
+        attention::paged_attention(
+            self.compute.tier,
+            &self.compute.pool,
+            attention,
+            &sequences,
+            self.arena.bytes(),
+            scratch,
+            &mut attended[..self.rows * width],
+        );
+    }
+
+    fn rotate_and_store(&mut self, group: usize, index: usize) {
+        let shape = &self.shape.groups[group];
+        let page_shape = page_shape(&shape.attention);
+        let heads_width = shape.attention.heads * shape.attention.head_dim;
+        let kv_width = shape.attention.kv_heads * shape.attention.head_dim;
+        let stride = heads_width + 2 * kv_width;
+        let runs_rows: usize =
+            self.batch.iter().map(|s| s.view.groups[group].shifts.len() * s.tokens.len()).sum();
+        grow(&mut self.buffers.queries, runs_rows * heads_width);
+        let Buffers { qkv, queries, angles, .. } = &mut *self.buffers;
+        let (mut angles, mut queries, mut qkv) =
+            (&angles[group][..], &mut queries[..], &mut qkv[..]);
+        let (tier, pool) = (self.compute.tier, &self.compute.pool);
+        let len = shape.rope.angle_len();
+        for sequence in self.batch {
+            let view = &sequence.view.groups[group];
+            let (rows, runs) = (sequence.tokens.len(), view.shifts.len());
+            let (sequence_angles, rest) = angles.split_at(runs * rows * len);
+            angles = rest;
+            let (sequence_queries, rest) = queries.split_at_mut(runs * rows * heads_width);
+            queries = rest;
+            let (sequence_qkv, rest) = qkv.split_at_mut(rows * stride);
+            qkv = rest;
+            rotate_queries(
+                tier,
+                pool,
+                shape,
+                rows,
+                sequence_qkv,
+                sequence_angles,
+                sequence_queries,
+            );
+            let key_angles = &sequence_angles[(runs - 1) * rows * len..];
+            let pages = LayerPages { view, index, shape: page_shape, arena: self.arena };
+            for_each_row(pool, rows, (sequence_qkv, stride), &|row, values| {
+                let angles = &key_angles[row * len..][..len];
+                let (keys, values) = values[heads_width..].split_at_mut(kv_width);
+                rotate_heads(tier, &shape.rope, shape.attention.head_dim, keys, angles);
+                pages.write(tier, sequence.first_position + row as u32, keys, values);
+            });
+        }
+    }
+
+    /// delta = output projection of attended.
+    pub fn project_attended(&mut self, projection: &Projection) {
+        let Buffers { attended, codes, delta, .. } = &mut *self.buffers;
+        let len = self.rows * projection.output.columns();
+        multiply(self.compute, &projection.output, &attended[..len], codes, delta);
+    }
+
+    /// gated = activation(gate normed) * (up normed); delta = down gated.
+    pub fn feed_forward(&mut self, layer: &FeedForward, activation: Activation) {
+        let (rows, hidden) = (self.rows, self.shape.hidden);
+        let Buffers { normed, codes, hidden: gate_and_up, gated, delta, .. } = &mut *self.buffers;
+        multiply(
+            self.compute,
+            &layer.gate_up,
+            &normed[..rows * self.shape.width],
+            codes,
+            gate_and_up,
+        );
+        let tier = self.compute.tier;
+        let (input, out) = ((&mut gate_and_up[..], 2 * hidden), (&mut gated[..], hidden));
+        for_each_row_pair(&self.compute.pool, rows, input, out, &|_, input, out| {
+            let (gate, up) = input.split_at(hidden);
+            match activation {
+                Activation::Silu => ops::silu_mul(tier, gate, up, out),
+                Activation::GeluTanh => ops::gelu_tanh_mul(tier, gate, up, out),
+            }
+        });
+        multiply(self.compute, &layer.down, &gated[..rows * hidden], codes, delta);
+    }
+
+    /// delta = RMS norm of delta (Gemma's post-norms).
+    pub fn norm_delta(&mut self, norm: &Norm) {
+        let (tier, epsilon) = (self.compute.tier, self.shape.norm_epsilon);
+        let delta = (&mut self.buffers.delta[..], self.shape.width);
+        for_each_row(&self.compute.pool, self.rows, delta, &|_, row| {
+            ops::rms_norm_in_place(tier, row, &norm.weight, epsilon);
+        });
+    }
+
+    /// x += delta.
+    pub fn add_delta(&mut self) {
+        let width = self.shape.width;
+        let (tier, delta) = (self.compute.tier, &self.buffers.delta);
+        let x = (&mut self.buffers.x[..], width);
+        for_each_row(&self.compute.pool, self.rows, x, &|row, x| {
+            ops::add(tier, x, &delta[row * width..][..width]);
+        });
+    }
+}
+
+/// Non-linearity of the gated feed-forward.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    /// x * sigmoid(x).
+    Silu,
+    /// The tanh approximation of GELU.
+    GeluTanh,
+}
+
+/// Shape of the pages that `attention` reads.
+pub fn page_shape(attention: &AttentionShape) -> PageShape {
+    PageShape {
+        kv_heads: attention.kv_heads,
+        head_dim: attention.head_dim,
+        block_size: attention.block_size,
+    }
+}
+
+/// `out = linear(input)`; quantises the rows first where activations are 8-bit.
+pub(crate) fn multiply(
+    compute: &Compute,
+    linear: &Linear,
+    input: &[f32],
+    codes: &mut QuantizedRows,
+    out: &mut Vec<f32>,
+) {
+    let rows = input.len() / linear.columns();
+    grow(out, rows * linear.rows());
+    let codes = compute.quantize.then(|| {
+        codes.quantize(compute.tier, &compute.pool, input, rows, linear.columns());
+        &*codes
+    });
+    let input = Input { values: input, codes, rows };
+    linear.apply(compute.tier, &compute.pool, input, &mut out[..rows * linear.rows()]);
+}
+
+fn rotate_heads(tier: Tier, rope: &Rope, head_dim: usize, heads: &mut [f32], angles: &[f32]) {
+    let (cos, sin) = angles.split_at(rope.dim / 2);
+    for head in heads.chunks_exact_mut(head_dim) {
+        ops::rope(tier, rope.style, head, cos, sin);
+    }
+}
+
+/// Writes `queries[run][row]` = the row's query heads rotated for the run.
+fn rotate_queries(
+    tier: Tier,
+    pool: &BarrierPool,
+    shape: &GroupShape,
+    rows: usize,
+    qkv: &[f32],
+    angles: &[f32],
+    queries: &mut [f32],
+) {
+    let width = shape.attention.heads * shape.attention.head_dim;
+    let stride = qkv.len() / rows;
+    let (runs_rows, len) = (queries.len() / width, shape.rope.angle_len());
+    for_each_row(pool, runs_rows, (queries, width), &|run_row, out| {
+        out.copy_from_slice(&qkv[run_row % rows * stride..][..width]);
+        let angles = &angles[run_row * len..][..len];
+        rotate_heads(tier, &shape.rope, shape.attention.head_dim, out, angles);
+    });
+}
+
+/// Where a layer's K and V go.
+struct LayerPages<'a> {
+    view: &'a GroupView,
+    index: usize,
+    shape: PageShape,
+    arena: &'a Arena,
+}
+
+impl LayerPages<'_> {
+    /// Writes K and V of the token at `position` into its block's page.
+    fn write(&self, tier: Tier, position: u32, keys: &[f32], values: &[f32]) {
+        let pages = &self.view.layers[self.index];
+        let page = pages[pages.partition_point(|page| page.first <= position) - 1];
+        let slot = (position - page.first) as usize;
+        assert!(slot < self.shape.block_size, "no page for position {position}");
+        write_kv(tier, self.shape, self.arena, page, slot, keys, values);
+    }
+}
+
+fn grow(buffer: &mut Vec<f32>, len: usize) {
+    if buffer.len() < len {
+        buffer.resize(len, 0.0);
+    }
+}
