@@ -162,20 +162,12 @@ impl Gguf {
         })
     }
 
-    /// The truth values of array `key`.
-    pub fn bool_array(&self, key: &str) -> Result<Vec<bool>, GgufError> {
-        self.scalar(key, "an array of bools", |value| match value {
-            Value::Array(array) => array.iter().map(|element| element_bool(&element)).collect(),
-            _ => None,
-        })
-    }
-
-    /// The integers of array `key`, of any width in the file.
+    /// The integers of array `key`, of any width in the file; bools count as 0 and 1.
     pub fn u32_array(&self, key: &str) -> Result<Vec<u32>, GgufError> {
         self.integers(key, "an array of 32-bit unsigned integers")
     }
 
-    /// The integers of array `key`, of any width in the file.
+    /// The integers of array `key`, of any width in the file; bools count as 0 and 1.
     pub fn i32_array(&self, key: &str) -> Result<Vec<i32>, GgufError> {
         self.integers(key, "an array of 32-bit integers")
     }
@@ -263,17 +255,13 @@ impl Gguf {
         let wrong = || wrong_type(entry, key, &value, expected);
         let Value::Array(array) = value else { return Err(wrong()) };
         let convert = |element: Value<'_>| {
-            let integer = element.integer().ok_or_else(wrong)?;
+            let integer = match element {
+                Value::Bool(truth) => truth.into(),
+                _ => element.integer().ok_or_else(wrong)?,
+            };
             T::try_from(integer).map_err(|_| out_of_range(entry, key, integer, expected))
         };
         array.iter().map(convert).collect()
-    }
-}
-
-fn element_bool(value: &Value<'_>) -> Option<bool> {
-    match value {
-        Value::Bool(truth) => Some(*truth),
-        _ => None,
     }
 }
 
