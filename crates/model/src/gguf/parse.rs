@@ -20,10 +20,10 @@ const KEYS_MAX: u64 = 1 << 16;
 const TENSORS_MAX: u64 = 1 << 20;
 /// Most dimensions of a tensor.
 pub(super) const DIMENSIONS_MAX: usize = 4;
-/// Bytes of the smallest key with its value: length, one character, type, one byte.
-const KEY_BYTES_MIN: u64 = 8 + 1 + 4 + 1;
-/// Bytes of the smallest tensor description: name, dimension count, type, offset.
-const TENSOR_BYTES_MIN: u64 = 8 + 1 + 4 + 4 + 8;
+/// Bytes of the smallest key with its value: length, type, one byte.
+const KEY_BYTES_MIN: u64 = 8 + 4 + 1;
+/// Bytes of the smallest tensor description: length of its name, dimension count, type, offset.
+const TENSOR_BYTES_MIN: u64 = 8 + 4 + 4 + 8;
 /// Alignment of tensor data when the file names none, in bytes.
 const ALIGNMENT_DEFAULT: usize = 32;
 /// Least and largest alignment accepted, in bytes.
