@@ -1,0 +1,146 @@
+//! Static questions with numbers for answers: what fits, how much is needed. For admission, for
+//! messages and for the start-up checks; nothing here looks at what the pool holds now.
+
+use crate::config::{Geometry, GroupConfig, PoolConfig, TAIL_TOKENS};
+use crate::ladder::Fidelity;
+use crate::page::PageFormat;
+use crate::pool::BlockPool;
+
+/// Most blocks a window group holds at once while a sequence goes from `next_position` to
+/// `next_position + tokens`, growing by `step_tokens` at a time and freeing at each commit what left
+/// the window.
+pub(crate) fn peak_window_blocks(
+    window: usize,
+    block_size: usize,
+    next_position: usize,
+    tokens: usize,
+    step_tokens: usize,
+) -> usize {
+    let step = step_tokens.max(1);
+    // Past one window and a block the pattern repeats.
+    let end = next_position + tokens.min(window + 2 * block_size + step);
+    let mut position = next_position;
+    let mut peak = 0;
+    while position < end {
+        let step_end = (position + step).min(end);
+        let first_block = (position + 1).saturating_sub(window) / block_size;
+        peak = peak.max((step_end - 1) / block_size + 1 - first_block);
+        position = step_end;
+    }
+    peak
+}
+
+/// Blocks of one group: `floor` blocks in the smallest permitted format, `open` in f16.
+#[derive(Clone, Copy)]
+struct GroupNeed {
+    floor: usize,
+    open: usize,
+}
+
+fn group_need(group: &GroupConfig, tokens: usize, step_tokens: usize) -> GroupNeed {
+    let block_size = group.shape.block_size;
+    let blocks = match group.window {
+        None => tokens.div_ceil(block_size),
+        Some(window) => peak_window_blocks(window, block_size, 0, tokens, step_tokens),
+    };
+    let open = step_tokens.clamp(1, tokens.max(1)).div_ceil(block_size).min(blocks);
+    GroupNeed { floor: blocks - open, open }
+}
+
+/// Spans for the pages of `needs`, each page size rounded up to whole spans, and the reserve.
+fn spans_for(
+    config: &PoolConfig,
+    geometry: &Geometry,
+    needs: &[GroupNeed],
+    floor: PageFormat,
+) -> usize {
+    let mut pages = vec![0; geometry.class_bytes.len()];
+    for ((group, classes), need) in config.groups.iter().zip(&geometry.class_of).zip(needs) {
+        pages[classes[floor]] += need.floor * group.layers;
+        pages[classes[PageFormat::F16]] += need.open * group.layers;
+    }
+    let spans = |(class, pages): (usize, &usize)| pages.div_ceil(geometry.slots(class));
+    pages.iter().enumerate().map(spans).sum::<usize>() + geometry.reserve_spans
+}
+
+/// Smallest budget in bytes with which a sequence of this contract can run at all: one open f16 block,
+/// and (at the contract's floor) the sinks' block and the recent tail of [`TAIL_TOKENS`], what windows
+/// hold, the re-encoding reserve and the tables.
+pub fn minimum_budget_bytes(config: &PoolConfig, contract: Fidelity) -> usize {
+    let block_size = config.block_size();
+    let tokens = (2 + TAIL_TOKENS.div_ceil(block_size)) * block_size;
+    let need = |group: &GroupConfig| {
+        let tokens = group.window.map_or(tokens, |window| window + 2 * block_size);
+        group_need(group, tokens, 1)
+    };
+    let needs: Vec<GroupNeed> = config.groups.iter().map(need).collect();
+    let minimum_at = |budget_bytes: usize| {
+        let geometry = Geometry::new(&PoolConfig { budget_bytes, ..config.clone() });
+        let spans = spans_for(config, &geometry, &needs, contract.floor());
+        spans * (geometry.span_bytes + geometry.table_bytes_per_span)
+    };
+    // Spans are cut coarser in a larger budget: look for a budget that satisfies its own geometry.
+    let mut budget_bytes = minimum_at(0);
+    for _ in 0..16 {
+        let minimum = minimum_at(budget_bytes);
+        if minimum <= budget_bytes {
+            break;
+        }
+        budget_bytes = minimum;
+    }
+    budget_bytes
+}
+
+impl BlockPool {
+    fn spans_for_tokens(&self, tokens: usize, floor: PageFormat, step_tokens: usize) -> usize {
+        let config = self.config();
+        let need = |group: &GroupConfig| group_need(group, tokens, step_tokens);
+        let needs: Vec<GroupNeed> = config.groups.iter().map(need).collect();
+        spans_for(config, &self.shared.geometry, &needs, floor)
+    }
+
+    /// Budget bytes one sequence of `tokens` tokens takes when every sealed block is in `floor`, sinks
+    /// and tail included (they stay f16 only by preference), and the blocks of the last `step_tokens`
+    /// (1 for decode, the chunk for prefill) are open f16: pages rounded up to spans, tables, reserve.
+    pub fn bytes_for_tokens(&self, tokens: usize, floor: PageFormat, step_tokens: usize) -> usize {
+        let geometry = &self.shared.geometry;
+        let spans = self.spans_for_tokens(tokens, floor, step_tokens);
+        spans * (geometry.span_bytes + geometry.table_bytes_per_span)
+    }
+
+    /// Whether one sequence of `tokens` tokens, alone in the pool, fits with its sealed blocks in
+    /// `floor`, going on by `step_tokens` at a time.
+    pub fn fits(&self, tokens: usize, floor: PageFormat, step_tokens: usize) -> bool {
+        self.spans_for_tokens(tokens, floor, step_tokens) <= self.shared.geometry.spans
+    }
+
+    /// Whether a request of `tokens` tokens in all (prompt + `max_tokens`) fits at f16 alone: relief
+    /// then never touches it, as long as it is alone.
+    pub fn fits_at_f16(&self, tokens: usize, step_tokens: usize) -> bool {
+        self.fits(tokens, PageFormat::F16, step_tokens)
+    }
+
+    /// Most tokens of one sequence, alone in the pool, with every sealed block in `floor`; `None` where
+    /// there is no limit (every group has a window).
+    pub fn capacity_tokens(&self, floor: PageFormat) -> Option<usize> {
+        let windows_only = self.config().groups.iter().all(|group| group.window.is_some());
+        if windows_only {
+            return None;
+        }
+        let block_size = self.config().block_size();
+        // No token is smaller than one byte of the budget: a bound that never fits.
+        let (mut fits, mut too_many) = (0, self.config().budget_bytes / block_size + 1);
+        while too_many - fits > 1 {
+            let middle = fits + (too_many - fits) / 2;
+            if self.fits(middle * block_size, floor, 1) { fits = middle } else { too_many = middle }
+        }
+        Some(fits * block_size)
+    }
+
+    /// Most tokens a request of `contract` may hold, alone; `None` where blocks may be dropped or every
+    /// group has a window: then only the trained context and the caller's patience limit it.
+    pub fn token_limit(&self, contract: Fidelity) -> Option<usize> {
+        let unlimited = contract.permits(crate::ladder::Rung::Evict);
+        if unlimited { None } else { self.capacity_tokens(contract.floor()) }
+    }
+}

@@ -1,0 +1,264 @@
+//! What must hold at any time: one registry, used by tests and callable on a pool in production.
+
+use std::collections::HashMap;
+
+use crate::account::ByFormat;
+use crate::block::Page;
+use crate::ladder::Rung;
+use crate::page::{PAGE_ALIGN, PageFormat};
+use crate::pool::{BlockPool, State};
+use crate::span::{PageOwner, Slot};
+use crate::table::{Entry, Sequence};
+
+/// A pool and all its sequences, looked at between steps or during one.
+pub struct World<'a> {
+    pool: &'a BlockPool,
+    state: &'a State,
+    sequences: &'a [&'a Sequence],
+}
+
+/// One invariant.
+pub struct Invariant {
+    /// Short name, stable.
+    pub id: &'static str,
+    /// What it says.
+    pub sentence: &'static str,
+    /// `Err` describes what was found instead.
+    holds: fn(&World<'_>) -> Result<(), String>,
+}
+
+/// An invariant that does not hold.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("invariant `{id}` is broken ({sentence}): {found}")]
+pub struct Violation {
+    /// [`Invariant::id`].
+    pub id: &'static str,
+    /// [`Invariant::sentence`].
+    pub sentence: &'static str,
+    /// What was found.
+    pub found: String,
+}
+
+/// Every invariant of this crate.
+pub const REGISTRY: [Invariant; 10] = [
+    Invariant {
+        id: "bytes-balance",
+        sentence: "used + fenced + free + reserved + fragmentation + tables = budget",
+        holds: bytes_balance,
+    },
+    Invariant {
+        id: "used-is-held",
+        sentence: "bytes used by format = bytes of the pages in block records",
+        holds: used_is_held,
+    },
+    Invariant {
+        id: "page-once",
+        sentence: "a page is in one block record, and its slot names that block",
+        holds: page_once,
+    },
+    Invariant {
+        id: "owners",
+        sentence: "owners of a block >= tables that name it, and every block has an owner",
+        holds: owners,
+    },
+    Invariant {
+        id: "generation",
+        sentence: "a table's guard has its block's generation",
+        holds: generation,
+    },
+    Invariant {
+        id: "view-is-table",
+        sentence: "a view names exactly the pages of the table's blocks, in order",
+        holds: view_is_table,
+    },
+    Invariant {
+        id: "open-is-f16",
+        sentence: "an open block is f16 in every layer",
+        holds: open_is_f16,
+    },
+    Invariant {
+        id: "contract",
+        sentence: "no page is in a format, and no token dropped, that the contract forbids",
+        holds: contract,
+    },
+    Invariant {
+        id: "falls-recorded",
+        sentence: "each fall of precision and each drop is in the ledger",
+        holds: falls_recorded,
+    },
+    Invariant {
+        id: "fence",
+        sentence: "pages given back during a step wait for its fence, in no table",
+        holds: fence,
+    },
+];
+
+/// Checks every invariant of `pool`; `sequences` are all its sequences. Empty: all hold.
+pub fn check_invariants(pool: &BlockPool, sequences: &[&Sequence]) -> Vec<Violation> {
+    let state = pool.shared.state();
+    let world = World { pool, state: &state, sequences };
+    let violation = |invariant: &Invariant| {
+        let found = (invariant.holds)(&world).err()?;
+        Some(Violation { id: invariant.id, sentence: invariant.sentence, found })
+    };
+    REGISTRY.iter().filter_map(violation).collect()
+}
+
+/// `Ok` where `good`, else what was found.
+fn expect(good: bool, found: impl FnOnce() -> String) -> Result<(), String> {
+    if good { Ok(()) } else { Err(found()) }
+}
+
+impl World<'_> {
+    /// (sequence, group, entry) of every table.
+    fn entries(&self) -> impl Iterator<Item = (&Sequence, usize, usize, &Entry)> {
+        self.sequences.iter().flat_map(|sequence| {
+            sequence.tables.iter().enumerate().flat_map(move |(group, table)| {
+                let named = move |(index, entry)| (*sequence, group, index, entry);
+                table.iter().enumerate().map(named)
+            })
+        })
+    }
+
+    fn pages(&self, entry: &Entry) -> &[Page] {
+        &self.state.blocks[entry.guard.index() as usize].pages
+    }
+}
+
+fn bytes_balance(world: &World<'_>) -> Result<(), String> {
+    let accounts = world.pool.shared.accounts(world.state);
+    let sum = accounts.used_bytes()
+        + accounts.fenced_bytes
+        + accounts.free_bytes
+        + accounts.reserved_bytes
+        + accounts.fragmentation_bytes
+        + accounts.table_bytes;
+    expect(sum == accounts.budget_bytes, || format!("{accounts:?} sums to {sum}"))
+}
+
+fn used_is_held(world: &World<'_>) -> Result<(), String> {
+    let mut held: ByFormat<usize> = ByFormat::default();
+    for record in &world.state.blocks {
+        let shape = world.pool.config().groups[record.group as usize].shape;
+        record.pages.iter().for_each(|page| held[page.format] += shape.page_bytes(page.format));
+    }
+    expect(held == world.state.used, || format!("{:?} used, {held:?} held", world.state.used))
+}
+
+fn page_once(world: &World<'_>) -> Result<(), String> {
+    let taken: HashMap<usize, Slot> = world.state.spans.taken().collect();
+    let mut seen = 0;
+    for (block, record) in world.state.blocks.iter().enumerate() {
+        for (layer, page) in record.pages.iter().enumerate() {
+            let owner = PageOwner { block: block as u32, layer: layer as u16 };
+            let slot = taken.get(&(page.offset as usize * PAGE_ALIGN));
+            expect(slot == Some(&Slot::Held(owner)), || format!("{owner:?} at {slot:?}"))?;
+            seen += 1;
+        }
+    }
+    let held = taken.values().filter(|slot| matches!(slot, Slot::Held(_))).count();
+    expect(held == seen, || format!("{held} slots held, {seen} pages in records"))
+}
+
+fn owners(world: &World<'_>) -> Result<(), String> {
+    let mut named: HashMap<u32, u32> = HashMap::new();
+    world.entries().for_each(|(.., entry)| *named.entry(entry.guard.index()).or_default() += 1);
+    for (block, record) in world.state.blocks.iter().enumerate() {
+        let tables = named.get(&(block as u32)).copied().unwrap_or(0);
+        let good = record.owners >= tables && (record.owners > 0) != record.pages.is_empty();
+        expect(good, || format!("block {block}: {} owners, {tables} tables", record.owners))?;
+    }
+    Ok(())
+}
+
+fn generation(world: &World<'_>) -> Result<(), String> {
+    for (.., entry) in world.entries() {
+        let block = entry.guard.index();
+        let (held, now) = (entry.guard.generation(), world.state.blocks[block as usize].generation);
+        expect(held == now, || format!("block {block}: guard {held}, record {now}"))?;
+    }
+    Ok(())
+}
+
+fn view_is_table(world: &World<'_>) -> Result<(), String> {
+    for (sequence, group, index, entry) in world.entries() {
+        let view = &sequence.view().groups[group];
+        for (layer, page) in world.pages(entry).iter().enumerate() {
+            let shown = view.layers[layer].get(index);
+            let same = shown.is_some_and(|shown| {
+                (shown.offset, shown.format, shown.first as usize)
+                    == (page.offset, page.format, entry.first)
+                    && (shown.run as usize) < view.shifts.len()
+            });
+            expect(same, || format!("group {group} layer {layer}: {shown:?} shown for {page:?}"))?;
+        }
+    }
+    for sequence in world.sequences {
+        for (table, view) in sequence.tables.iter().zip(&sequence.view().groups) {
+            let same = view.layers.iter().all(|layer| layer.len() == table.len());
+            let ascending = table.windows(2).all(|pair| pair[0].first < pair[1].first);
+            expect(same && ascending, || format!("view of {} blocks differs", table.len()))?;
+        }
+    }
+    Ok(())
+}
+
+fn open_is_f16(world: &World<'_>) -> Result<(), String> {
+    for (sequence, _, _, entry) in world.entries() {
+        let f16 = world.pages(entry).iter().all(|page| page.format == PageFormat::F16);
+        let good = sequence.is_sealed(entry.first) || f16;
+        expect(good, || format!("open block at position {}", entry.first))?;
+    }
+    Ok(())
+}
+
+fn contract(world: &World<'_>) -> Result<(), String> {
+    for (sequence, _, _, entry) in world.entries() {
+        let contract = sequence.config().contract;
+        let good = world.pages(entry).iter().all(|page| contract.permits_format(page.format));
+        expect(good, || format!("{} block at {}", contract.name(), entry.first))?;
+    }
+    for sequence in world.sequences {
+        let contract = sequence.config().contract;
+        let dropped = sequence.next_position() - sequence.kept_tokens();
+        let good = dropped == 0 || contract.permits(Rung::Evict);
+        expect(good, || format!("{} sequence dropped {dropped} tokens", contract.name()))?;
+    }
+    Ok(())
+}
+
+fn falls_recorded(world: &World<'_>) -> Result<(), String> {
+    let mut falls: HashMap<u64, usize> = HashMap::new();
+    for (sequence, _, _, entry) in world.entries() {
+        let lossy = world.pages(entry).iter().any(|page| page.format != PageFormat::F16);
+        expect(lossy == (entry.falls > 0), || format!("block at {} fell unseen", entry.first))?;
+        *falls.entry(sequence.config().request).or_default() += entry.falls;
+    }
+    for sequence in world.sequences {
+        let request = sequence.config().request;
+        let fell = falls.get(&request).copied().unwrap_or(0) + sequence.falls_gone;
+        let dropped = sequence.next_position() - sequence.kept_tokens();
+        let dropped_blocks = dropped / world.pool.config().block_size();
+        let ledger = sequence.ledger();
+        let recorded = (ledger.blocks(Rung::Int8), ledger.blocks(Rung::Evict));
+        expect(recorded == (fell, dropped_blocks), || {
+            format!("request {request}: {recorded:?} recorded, ({fell}, {dropped_blocks}) happened")
+        })?;
+    }
+    Ok(())
+}
+
+fn fence(world: &World<'_>) -> Result<(), String> {
+    let fenced: usize = world
+        .state
+        .spans
+        .taken()
+        .filter(|(_, slot)| *slot == Slot::Fenced)
+        .map(|(offset, _)| world.state.spans.page_bytes(world.state.spans.place(offset)))
+        .sum();
+    let state = world.state;
+    expect(
+        fenced == state.fenced_bytes && (fenced == 0 || world.pool.shared.step_in_flight(state)),
+        || format!("{fenced} bytes fenced in spans, {} in the accounts", state.fenced_bytes),
+    )
+}

@@ -1,0 +1,350 @@
+//! The pool: who holds which bytes of the budget.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::account::{Accounts, ByFormat};
+use crate::arena::Arena;
+use crate::block::{BlockGuard, BlockRecord, Page};
+use crate::config::{ConfigError, Geometry, PoolConfig};
+use crate::page::{PAGE_ALIGN, PageFormat};
+use crate::span::{PageOwner, Place, Relocation, Slot, Spans};
+
+/// Demand that does not fit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("KV memory is short: {needed_bytes} bytes needed, {free_bytes} bytes free")]
+pub struct Shortage {
+    /// Bytes of the pages asked for.
+    pub needed_bytes: usize,
+    /// Bytes free for them.
+    pub free_bytes: usize,
+}
+
+/// A byte budget and the blocks in it. Cheap to clone: clones are the same pool.
+#[derive(Clone, Debug)]
+pub struct BlockPool {
+    pub(crate) shared: Arc<Shared>,
+}
+
+/// A block just taken, its pages in layer order.
+pub(crate) struct NewBlock {
+    pub guard: BlockGuard,
+    pub pages: Vec<Page>,
+}
+
+/// What guards, sequences and the pool's handles share.
+pub(crate) struct Shared {
+    pub config: PoolConfig,
+    pub geometry: Geometry,
+    pub arena: Arena,
+    state: Mutex<State>,
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("Shared").field("config", &self.config).finish_non_exhaustive()
+    }
+}
+
+/// The part of a pool that changes.
+#[derive(Debug)]
+pub(crate) struct State {
+    pub spans: Spans,
+    pub blocks: Vec<BlockRecord>,
+    free_records: Vec<u32>,
+    pub used: ByFormat<usize>,
+    pub peak_bytes: usize,
+    next_step: u64,
+    open_steps: BTreeSet<u64>,
+    /// Pages given back during a step: (newest step in flight then, place).
+    fenced: VecDeque<(u64, Place)>,
+    pub fenced_bytes: usize,
+}
+
+impl BlockPool {
+    /// Maps the arena and cuts it.
+    ///
+    /// # Errors
+    /// A configuration out of range, a budget below [`crate::admission::minimum_budget_bytes`] at the
+    /// loosest contract, or a mapping that the system refuses.
+    pub fn new(config: PoolConfig) -> Result<BlockPool, ConfigError> {
+        config.check()?;
+        let geometry = Geometry::new(&config);
+        let budget_bytes = config.budget_bytes;
+        let minimum_bytes =
+            crate::admission::minimum_budget_bytes(&config, crate::ladder::Fidelity::Evict);
+        if budget_bytes < minimum_bytes {
+            return Err(ConfigError::BudgetTooSmall { budget_bytes, minimum_bytes });
+        }
+        let bytes = geometry.spans * geometry.span_bytes;
+        let maximum_bytes = Geometry::MAXIMUM_BYTES;
+        if bytes > maximum_bytes {
+            return Err(ConfigError::BudgetTooLarge { budget_bytes, maximum_bytes });
+        }
+        let arena = Arena::new(bytes, config.prefault)
+            .map_err(|source| ConfigError::Map { bytes, source })?;
+        let state = State {
+            spans: Spans::new(geometry.span_bytes, geometry.spans, &geometry.class_bytes),
+            blocks: Vec::new(),
+            free_records: Vec::new(),
+            used: ByFormat::default(),
+            peak_bytes: 0,
+            next_step: 0,
+            open_steps: BTreeSet::new(),
+            fenced: VecDeque::new(),
+            fenced_bytes: 0,
+        };
+        let shared = Shared { config, geometry, arena, state: Mutex::new(state) };
+        Ok(BlockPool { shared: Arc::new(shared) })
+    }
+
+    /// What the pool was made for.
+    pub fn config(&self) -> &PoolConfig {
+        &self.shared.config
+    }
+
+    /// The bytes that `PageRef::byte_offset` indexes.
+    pub fn arena(&self) -> &Arena {
+        &self.shared.arena
+    }
+
+    /// Bytes of a span (the granularity at which page sizes share the arena).
+    pub fn span_bytes(&self) -> usize {
+        self.shared.geometry.span_bytes
+    }
+
+    /// Where every byte of the budget is.
+    pub fn accounts(&self) -> Accounts {
+        self.shared.accounts(&self.shared.state())
+    }
+
+    /// Opens a step's fence: from now until it passes, pages given back are not reused, because the
+    /// step may still read them.
+    pub fn begin_step(&self) -> StepFence {
+        let mut state = self.shared.state();
+        let step = state.next_step;
+        state.next_step += 1;
+        state.open_steps.insert(step);
+        StepFence { shared: self.shared.clone(), step }
+    }
+}
+
+/// A step in flight; its fence passes on drop or by [`StepFence::pass`].
+#[derive(Debug)]
+pub struct StepFence {
+    shared: Arc<Shared>,
+    step: u64,
+}
+
+impl StepFence {
+    /// The step has ended: nothing reads the pages given back during it any more.
+    pub fn pass(self) {}
+}
+
+impl Drop for StepFence {
+    fn drop(&mut self) {
+        let mut state = self.shared.state();
+        state.open_steps.remove(&self.step);
+        // A page waits for every step that was in flight when it was given back.
+        let oldest_open = state.open_steps.first().copied().unwrap_or(u64::MAX);
+        while let Some(&(step, place)) = state.fenced.front() {
+            if step >= oldest_open {
+                break;
+            }
+            state.fenced.pop_front();
+            state.fenced_bytes -= state.spans.page_bytes(place);
+            self.shared.reuse(&mut state, place);
+        }
+    }
+}
+
+impl Shared {
+    /// The lock holds no half-done change when a caller's kernel panics: callers run outside it.
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn accounts(&self, state: &State) -> Accounts {
+        let geometry = &self.geometry;
+        let empty = state.spans.empty_spans();
+        let reserved = empty.min(geometry.reserve_spans);
+        let arena_bytes = geometry.spans * geometry.span_bytes;
+        let unused_bytes = self.config.budget_bytes - arena_bytes - geometry.table_bytes;
+        Accounts {
+            budget_bytes: self.config.budget_bytes,
+            used: state.used,
+            fenced_bytes: state.fenced_bytes,
+            free_bytes: state.spans.partial_free_bytes() + (empty - reserved) * geometry.span_bytes,
+            reserved_bytes: reserved * geometry.span_bytes,
+            fragmentation_bytes: state.spans.waste_bytes() + unused_bytes,
+            table_bytes: geometry.table_bytes,
+            peak_bytes: state.peak_bytes,
+        }
+    }
+
+    /// Whether a step is in flight.
+    pub(crate) fn step_in_flight(&self, state: &State) -> bool {
+        !state.open_steps.is_empty()
+    }
+
+    /// Takes `blocks[group]` new f16 blocks per group, all or none. Each group's blocks come in order.
+    pub(crate) fn take_blocks(
+        self: &Arc<Self>,
+        blocks: &[usize],
+    ) -> Result<Vec<Vec<NewBlock>>, Shortage> {
+        let mut state = self.state();
+        let pages = self.demand_pages(blocks);
+        if !state.spans.can_take(&pages, self.geometry.reserve_spans) {
+            let needed_bytes = self.page_bytes_sum(&pages);
+            let free_bytes = self.free_bytes_for(&state, &pages);
+            return Err(Shortage { needed_bytes, free_bytes });
+        }
+        let mut taken = Vec::with_capacity(blocks.len());
+        for (group, &count) in blocks.iter().enumerate() {
+            taken.push((0..count).map(|_| self.take_block(&mut state, group)).collect());
+        }
+        state.peak_bytes = state.peak_bytes.max(state.used.f16 + state.used.int8);
+        Ok(taken)
+    }
+
+    fn take_block(self: &Arc<Self>, state: &mut State, group: usize) -> NewBlock {
+        let index = state.free_records.pop().unwrap_or_else(|| {
+            state.blocks.push(BlockRecord::default());
+            state.blocks.len() as u32 - 1
+        });
+        let class = self.geometry.class_of[group].f16;
+        let layers = self.config.groups[group].layers;
+        let keep_empty = self.geometry.reserve_spans;
+        let mut pages = Vec::with_capacity(layers);
+        for layer in 0..layers as u16 {
+            let owner = PageOwner { block: index, layer };
+            let place = state.spans.take(class, Slot::Held(owner), keep_empty);
+            // `can_take` has counted these pages under the same lock.
+            let place = place.expect("a page that was counted as free");
+            pages.push(Page { offset: self.page_offset(state, place), format: PageFormat::F16 });
+        }
+        state.used.f16 += layers * self.geometry.class_bytes[class];
+        let record = &mut state.blocks[index as usize];
+        record.group = group as u16;
+        record.owners = 1;
+        record.generation = record.generation.wrapping_add(1);
+        record.pages.clone_from(&pages);
+        NewBlock { guard: BlockGuard::new(self.clone(), index, record.generation), pages }
+    }
+
+    pub(crate) fn page_offset(&self, state: &State, place: Place) -> u32 {
+        (state.spans.offset(place) / PAGE_ALIGN) as u32
+    }
+
+    pub(crate) fn place(&self, state: &State, page: Page) -> Place {
+        state.spans.place(page.offset as usize * PAGE_ALIGN)
+    }
+
+    /// One owner fewer; the last one gives the pages back.
+    pub(crate) fn release(&self, index: u32) {
+        let mut guard = self.state();
+        let state = &mut *guard;
+        let record = &mut state.blocks[index as usize];
+        record.owners -= 1;
+        if record.owners > 0 {
+            return;
+        }
+        let pages = std::mem::take(&mut record.pages);
+        state.free_records.push(index);
+        for page in pages {
+            self.give_back_page(state, page);
+        }
+    }
+
+    /// Gives a page back that no table names any more.
+    pub(crate) fn give_back_page(&self, state: &mut State, page: Page) {
+        let place = self.place(state, page);
+        let bytes = state.spans.page_bytes(place);
+        state.used[page.format] -= bytes;
+        match state.open_steps.last().copied() {
+            Some(step) => {
+                state.spans.set(place, Slot::Fenced);
+                state.fenced.push_back((step, place));
+                state.fenced_bytes += bytes;
+            }
+            None => self.reuse(state, place),
+        }
+    }
+
+    /// Makes a page reusable.
+    pub(crate) fn reuse(&self, state: &mut State, place: Place) {
+        let (offset, bytes) = (state.spans.offset(place), state.spans.page_bytes(place));
+        // SAFETY: no table names the page and no step that could read it is in flight.
+        unsafe { self.arena.poison(offset, bytes) };
+        state.spans.give_back(place);
+    }
+
+    /// Empties partly filled spans until `pages` more fit with `keep_empty` spans left empty, as far as
+    /// that helps; only pages of blocks in `movable` move. No step may be in flight. Returns the moves,
+    /// which the caller's views must follow.
+    pub(crate) fn compact(
+        &self,
+        state: &mut State,
+        pages: &[usize],
+        keep_empty: usize,
+        movable: impl Fn(u32) -> bool,
+    ) -> Vec<Relocation> {
+        let mut all_moves = Vec::new();
+        let short = |state: &State| {
+            state.spans.empty_spans() < keep_empty || !state.spans.can_take(pages, keep_empty)
+        };
+        while short(state) {
+            let State { spans, blocks, .. } = state;
+            let single = |owner: PageOwner| blocks[owner.block as usize].owners == 1;
+            let moves = spans.compact_one(|owner| single(owner) && movable(owner.block));
+            if moves.is_empty() {
+                break;
+            }
+            for relocation in &moves {
+                self.copy_page(relocation);
+                let page = &mut blocks[relocation.owner.block as usize].pages
+                    [relocation.owner.layer as usize];
+                page.offset = (relocation.to / PAGE_ALIGN) as u32;
+            }
+            all_moves.extend(moves);
+        }
+        all_moves
+    }
+
+    fn copy_page(&self, relocation: &Relocation) {
+        let bytes = relocation.page_bytes;
+        // SAFETY: no step is in flight, the state is locked, and the two pages are different slots:
+        // nothing else reads or writes them.
+        unsafe {
+            let source = self.arena.slice(relocation.from, bytes);
+            self.arena.slice_mut(relocation.to, bytes).copy_from_slice(source);
+            self.arena.poison(relocation.from, bytes);
+        }
+    }
+
+    /// f16 pages per class for `blocks[group]` new blocks per group.
+    pub(crate) fn demand_pages(&self, blocks: &[usize]) -> Vec<usize> {
+        let mut pages = vec![0; self.geometry.class_bytes.len()];
+        for (group, &count) in blocks.iter().enumerate() {
+            pages[self.geometry.class_of[group].f16] += count * self.config.groups[group].layers;
+        }
+        pages
+    }
+
+    pub(crate) fn page_bytes_sum(&self, pages: &[usize]) -> usize {
+        pages.iter().zip(&self.geometry.class_bytes).map(|(pages, bytes)| pages * bytes).sum()
+    }
+
+    /// Bytes free for the classes that `pages` asks for, the reserve left out.
+    pub(crate) fn free_bytes_for(&self, state: &State, pages: &[usize]) -> usize {
+        let empty = state.spans.empty_spans().saturating_sub(self.geometry.reserve_spans);
+        let free_in_class = state.spans.free_slots();
+        let asked = |class: &usize| pages[*class] > 0;
+        let partial: usize = (0..pages.len())
+            .filter(asked)
+            .map(|class| free_in_class[class] * self.geometry.class_bytes[class])
+            .sum();
+        partial + empty * self.geometry.span_bytes
+    }
+}

@@ -1,0 +1,100 @@
+//! Relief: what gives way when predicted demand exceeds free bytes.
+//!
+//! [`plan_relief`] and its two siblings are pure: they look and return moves. [`apply_relief`] carries
+//! the moves out between steps: it reserves target pages, has the caller's kernel encode into them,
+//! swaps the table entries, then frees the old pages. It never allocates outside the arena's reserve,
+//! and a panic in the kernel leaves the old pages live and leaks nothing.
+
+mod apply;
+mod forecast;
+mod plan;
+
+pub use apply::{EncodeJob, ReliefError, ReliefOutcome, apply_relief};
+pub use plan::{plan_format_at_seal, plan_relief, plan_token_budget, relief_needed_bytes};
+
+use crate::ladder::Rung;
+use crate::ledger::Reason;
+use crate::page::PageFormat;
+use crate::pool::Shortage;
+use crate::table::Sequence;
+
+/// Blocks dropped at once at least (the low-water mark), so that relief comes in batches and the run
+/// numbering is not redone at every block.
+pub const EVICT_BATCH_BLOCKS: usize = 4;
+
+/// What a sequence will need next.
+#[derive(Clone, Copy, Debug)]
+pub struct Demand<'a> {
+    /// The sequence.
+    pub sequence: &'a Sequence,
+    /// Tokens it will grow by over the horizon; capped by its `max_tokens`.
+    pub tokens: usize,
+    /// Tokens of each `grow`: the chunk for prefill, 1 for decode.
+    pub step_tokens: usize,
+}
+
+/// What a move does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MoveKind {
+    /// Re-encode the f16 pages of one block of one KV group.
+    Encode {
+        /// KV group.
+        group: usize,
+        /// Format to encode to.
+        format: PageFormat,
+    },
+    /// Drop one block from every full-attention group.
+    Drop,
+}
+
+/// One move of a plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Move {
+    /// The request whose block gives way.
+    pub request: u64,
+    /// Original position of the block's first token.
+    pub first: usize,
+    /// What is done.
+    pub kind: MoveKind,
+    /// Bytes of pages it gives back.
+    pub bytes: usize,
+    /// Why.
+    pub reason: Reason,
+}
+
+impl Move {
+    /// The rung this move belongs to.
+    pub fn rung(&self) -> Rung {
+        match self.kind {
+            MoveKind::Drop => Rung::Evict,
+            // Plans never encode to f16.
+            MoveKind::Encode { format, .. } => Rung::to_format(format).unwrap_or(Rung::Int8),
+        }
+    }
+}
+
+/// Moves in the order in which they are carried out; they may be none.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ReliefPlan {
+    /// Drops first, because they make room, then re-encodes.
+    pub moves: Vec<Move>,
+    /// `Some`: the moves do not suffice, by these numbers (after the moves). Ask for less (a smaller
+    /// chunk) or make the request wait.
+    pub shortage: Option<Shortage>,
+    /// Pages per size class that must fit afterwards.
+    pub(crate) demand_pages: Vec<usize>,
+    /// Partly filled spans must be emptied even without a move.
+    pub(crate) compaction: bool,
+}
+
+impl ReliefPlan {
+    /// Whether there is nothing to carry out.
+    pub fn is_empty(&self) -> bool {
+        self.moves.is_empty() && !self.compaction
+    }
+
+    /// Bytes of pages that the moves give back.
+    pub fn gained_bytes(&self) -> usize {
+        self.moves.iter().map(|planned| planned.bytes).sum()
+    }
+}
