@@ -4,7 +4,8 @@
 //! asymmetric, `value = min + scale * code`, with f16 scales and minima: K per channel over a key
 //! group, V per token over 32 channels (KIVI, arXiv 2402.02750).
 
-mod scalar;
+pub(crate) mod scalar;
+pub mod store;
 #[cfg(target_arch = "x86_64")]
 mod vector;
 

@@ -1,0 +1,610 @@
+//! One key group against a few lines at once, over sixteen lanes; the bits of [`super::scalar`].
+//!
+//! A **line** is one (row, query head). Lines of a chunk share every load of K and V; their
+//! accumulators stay in registers. A table of function pointers per tier lets [`super::task`] be
+//! written once, outside any `target_feature`.
+
+use super::schedule::{CHUNK_LINES, part_floats};
+use crate::simd::{LANES, Simd, avx2::Avx2, avx512::Avx512, exp};
+use reef_kv::page::{KEY_GROUP_MAX, VALUE_GROUP};
+
+/// Lines to take next when `left` are left: few, evenly filled chunks.
+pub(super) fn chunk_lines(left: usize) -> usize {
+    match left {
+        0..=4 | 6 => left,
+        5 => 3,
+        7 | 8 => 4,
+        _ => CHUNK_LINES,
+    }
+}
+
+/// The lines of a chunk: consecutive entries of the arrays that belong to a task.
+#[derive(Clone, Copy)]
+pub(super) struct Lines {
+    /// Scaled queries, `[lines][head_dim]`.
+    pub query: *const f32,
+    /// Weighted sums of values or codes, `[lines][head_dim]`.
+    pub values: *mut f32,
+    /// Sums of weights by token modulo sixteen, `[lines][16]`.
+    pub lanes: *mut f32,
+    /// Weighted sums of V minima, `[lines][value_groups][16]`.
+    pub minima: *mut f32,
+    /// Largest score so far, `[lines]`.
+    pub max: *mut f32,
+    /// Visible tokens of the group, `low..high`, `[lines]`; `low >= high` where there are none.
+    pub visible: *const (usize, usize),
+}
+
+/// One key group of one KV head. `k_scale` to `v_min` are used by int8 only.
+#[derive(Clone, Copy)]
+pub(super) struct Group {
+    /// K values or codes, `[head_dim][tokens]`.
+    pub k: *const u8,
+    /// V values or codes, `[tokens][head_dim]`.
+    pub v: *const u8,
+    /// f16 K scales, `[head_dim]`.
+    pub k_scale: *const u16,
+    /// f16 K minima, `[head_dim]`.
+    pub k_min: *const u16,
+    /// f32 V scales, `[value_groups][32]`, as [`Kernels::spread`] leaves them.
+    pub v_scale: *const f32,
+    /// f32 V minima, the same.
+    pub v_min: *const f32,
+    /// Tokens: 16 or 32.
+    pub tokens: usize,
+    /// Channels.
+    pub head_dim: usize,
+}
+
+/// Room of one thread for the intermediate results of a chunk.
+#[derive(Clone, Copy)]
+pub(super) struct Bench {
+    /// Queries with K scales folded in, `[CHUNK_LINES][head_dim]`.
+    pub folded: *mut f32,
+    /// Scores, then weights, `[CHUNK_LINES][32]`.
+    pub scores: *mut f32,
+    /// Weights with V scales folded in, `[CHUNK_LINES][value_groups][32]`.
+    pub weights: *mut f32,
+}
+
+type ChunkKernel = unsafe fn(&Group, &Lines, &Bench);
+
+/// The kernels of one tier.
+///
+/// # Safety
+/// Every one needs the tier's features, and pointers valid for the sizes named at their fields.
+pub(super) struct Kernels {
+    /// A chunk of 1, 2, 3, 4 or 6 lines against an f16 group.
+    pub half: [ChunkKernel; CHUNK_LINES + 1],
+    /// The same against an int8 group.
+    pub code: [ChunkKernel; CHUNK_LINES + 1],
+    /// `(query, factor, count, out)`: `out[i] = query[i] * factor`.
+    pub scale: unsafe fn(*const f32, f32, usize, *mut f32),
+    /// `(halves, tokens, value_groups, out)`: f16 `[tokens][value_groups]` to f32
+    /// `[value_groups][32]`.
+    pub spread: unsafe fn(*const u16, usize, usize, *mut f32),
+    /// `(line, head_dim, part)`: ends a split of one line and writes its part record.
+    pub close: unsafe fn(&Lines, usize, *mut f32),
+    /// `(total, part, head_dim)`: appends a part record to the one in `total`.
+    pub merge: unsafe fn(*mut f32, *const f32, usize),
+    /// `(total, head_dim, out)`: divides by the sum.
+    pub finish: unsafe fn(*const f32, usize, *mut f32),
+}
+
+/// How the numbers of a page become lanes.
+trait Element {
+    /// Stored type.
+    type Stored: Copy;
+    /// Whether scales and minima go with it.
+    const LOSSY: bool;
+    /// # Safety
+    /// Needs the tier of `S` and sixteen readable elements.
+    unsafe fn load<S: Simd>(p: *const Self::Stored) -> S::F;
+}
+
+struct Half;
+struct Code;
+
+impl Element for Half {
+    type Stored = u16;
+    const LOSSY: bool = false;
+    #[inline(always)]
+    unsafe fn load<S: Simd>(p: *const u16) -> S::F {
+        // SAFETY: the caller's contract.
+        unsafe { S::load_f16(p) }
+    }
+}
+
+impl Element for Code {
+    type Stored = u8;
+    const LOSSY: bool = true;
+    #[inline(always)]
+    unsafe fn load<S: Simd>(p: *const u8) -> S::F {
+        // SAFETY: the caller's contract.
+        unsafe { S::load_u8(p) }
+    }
+}
+
+/// How many accumulators the register file of a tier holds.
+trait Registers: Simd {
+    /// Whether a chunk of `lines` lines can hold `lines * vectors` accumulators beside its operands.
+    fn holds(lines: usize, vectors: usize) -> bool;
+}
+
+impl Registers for Avx2 {
+    // Sixteen registers, two a vector; one line must still hide the latency of FMA.
+    #[inline(always)]
+    fn holds(lines: usize, vectors: usize) -> bool {
+        lines * vectors <= 6
+    }
+}
+
+impl Registers for Avx512 {
+    #[inline(always)]
+    fn holds(lines: usize, vectors: usize) -> bool {
+        lines * vectors <= 24
+    }
+}
+
+/// # Safety
+/// See [`Kernels`].
+#[inline(always)]
+unsafe fn chunk<S: Registers, E: Element, const LINES: usize>(
+    group: &Group,
+    lines: &Lines,
+    bench: &Bench,
+) {
+    // SAFETY: the caller's contract; every helper below has the same.
+    unsafe {
+        let mut bias = [0f32; LINES];
+        let mut query = lines.query;
+        if E::LOSSY {
+            bias = fold::<S, LINES>(group, query, bench.folded);
+            query = bench.folded;
+        }
+        let vectors = group.tokens / LANES;
+        if vectors == 2 && S::holds(LINES, 2) {
+            scores::<S, E, LINES, 2>(group, query, &bias, 0, bench.scores);
+        } else {
+            for vector in 0..vectors {
+                scores::<S, E, LINES, 1>(group, query, &bias, vector, bench.scores);
+            }
+        }
+        let groups = group.head_dim.div_ceil(VALUE_GROUP);
+        // Tokens that all lines see; what only some see is done line by line, so that no line reads
+        // the value of a token it must not see.
+        let (mut low, mut high) = (0, group.tokens);
+        let mut visible = [(0, 0); LINES];
+        for line in 0..LINES {
+            visible[line] = *lines.visible.add(line);
+            if !weigh::<S>(group, lines, line, bench.scores.add(line * KEY_GROUP_MAX)) {
+                visible[line] = (0, 0);
+            }
+            low = low.max(visible[line].0);
+            high = high.min(visible[line].1);
+            if E::LOSSY && visible[line].0 < visible[line].1 {
+                spread_weights::<S>(group, lines, bench, line, groups);
+            }
+        }
+        high = high.max(low);
+        let weights = if E::LOSSY { bench.weights } else { bench.scores };
+        for line in 0..LINES {
+            let (first, last) = visible[line];
+            one_line::<S, E>(group, lines, line, (first, last.min(low)), weights);
+        }
+        accumulate::<S, E, LINES>(group, lines.values, weights, low, high);
+        for line in 0..LINES {
+            let (first, last) = visible[line];
+            one_line::<S, E>(group, lines, line, (first.max(high), last), weights);
+        }
+    }
+}
+
+/// Tokens `low..high` of one line of a chunk.
+///
+/// # Safety
+/// See [`Kernels`].
+#[inline(always)]
+unsafe fn one_line<S: Registers, E: Element>(
+    group: &Group,
+    lines: &Lines,
+    line: usize,
+    (low, high): (usize, usize),
+    weights: *const f32,
+) {
+    if low >= high {
+        return;
+    }
+    let stride = weight_stride::<E>(group.head_dim);
+    // SAFETY: the caller's contract.
+    unsafe {
+        let values = lines.values.add(line * group.head_dim);
+        accumulate::<S, E, 1>(group, values, weights.add(line * stride), low, high);
+    }
+}
+
+/// Floats between the weights of two lines.
+#[inline(always)]
+fn weight_stride<E: Element>(head_dim: usize) -> usize {
+    if E::LOSSY { head_dim.div_ceil(VALUE_GROUP) * KEY_GROUP_MAX } else { KEY_GROUP_MAX }
+}
+
+/// `folded[line][d] = query[line][d] * k_scale[d]`; gives `sum_d query[line][d] * k_min[d]`.
+///
+/// # Safety
+/// See [`Kernels`].
+#[inline(always)]
+unsafe fn fold<S: Simd, const LINES: usize>(
+    group: &Group,
+    query: *const f32,
+    folded: *mut f32,
+) -> [f32; LINES] {
+    // SAFETY: the caller's contract.
+    unsafe {
+        let mut sums = [S::splat(0.0); LINES];
+        for channel in (0..group.head_dim).step_by(LANES) {
+            let scale = S::load_f16(group.k_scale.add(channel));
+            let min = S::load_f16(group.k_min.add(channel));
+            for (line, sum) in sums.iter_mut().enumerate() {
+                let at = line * group.head_dim + channel;
+                let q = S::load(query.add(at));
+                *sum = S::fma(q, min, *sum);
+                S::store(folded.add(at), S::mul(q, scale));
+            }
+        }
+        let mut bias = [0f32; LINES];
+        for line in 0..LINES {
+            bias[line] = S::reduce_add(sums[line]);
+        }
+        bias
+    }
+}
+
+/// Scores of tokens `16 * vector .. 16 * (vector + VECTORS)`, visible or not.
+///
+/// # Safety
+/// See [`Kernels`].
+#[inline(always)]
+unsafe fn scores<S: Simd, E: Element, const LINES: usize, const VECTORS: usize>(
+    group: &Group,
+    query: *const f32,
+    bias: &[f32; LINES],
+    vector: usize,
+    out: *mut f32,
+) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        let keys = group.k.cast::<E::Stored>().add(vector * LANES);
+        let zero = S::splat(0.0);
+        let mut sums = [[zero; VECTORS]; LINES];
+        for line in 0..LINES {
+            sums[line] = [S::splat(bias[line]); VECTORS];
+        }
+        for channel in 0..group.head_dim {
+            let mut key = [zero; VECTORS];
+            for (i, key) in key.iter_mut().enumerate() {
+                *key = E::load::<S>(keys.add(channel * group.tokens + i * LANES));
+            }
+            for line in 0..LINES {
+                let q = S::splat(*query.add(line * group.head_dim + channel));
+                for i in 0..VECTORS {
+                    sums[line][i] = S::fma(q, key[i], sums[line][i]);
+                }
+            }
+        }
+        for line in 0..LINES {
+            for i in 0..VECTORS {
+                S::store(out.add(line * KEY_GROUP_MAX + (vector + i) * LANES), sums[line][i]);
+            }
+        }
+    }
+}
+
+/// The online softmax step of one line: scores become weights in place. Gives whether there are any.
+///
+/// # Safety
+/// See [`Kernels`].
+#[inline(always)]
+unsafe fn weigh<S: Simd>(group: &Group, lines: &Lines, line: usize, scores: *mut f32) -> bool {
+    // SAFETY: the caller's contract.
+    unsafe {
+        let (low, high) = *lines.visible.add(line);
+        if low >= high {
+            return false;
+        }
+        let nothing = S::splat(f32::NEG_INFINITY);
+        let bits = ((1u64 << high) - (1u64 << low)) as u32;
+        let first = S::select(bits as u16, S::load(scores), nothing);
+        let mut second = nothing;
+        if group.tokens > LANES {
+            second = S::select((bits >> LANES) as u16, S::load(scores.add(LANES)), nothing);
+        }
+        let old = *lines.max.add(line);
+        let max = old.max(S::reduce_max(S::max(first, second)));
+        if max == f32::NEG_INFINITY {
+            return false;
+        }
+        if max > old {
+            *lines.max.add(line) = max;
+            rescale::<S>(group.head_dim, lines, line, exp::<S>(S::splat(old - max)));
+        }
+        let lanes = lines.lanes.add(line * LANES);
+        let first = exp::<S>(S::sub(first, S::splat(max)));
+        S::store(scores, first);
+        let mut sum = S::add(S::load(lanes), first);
+        if group.tokens > LANES {
+            let second = exp::<S>(S::sub(second, S::splat(max)));
+            S::store(scores.add(LANES), second);
+            sum = S::add(sum, second);
+        }
+        S::store(lanes, sum);
+        true
+    }
+}
+
+/// Brings everything a line has summed to a new maximum.
+///
+/// # Safety
+/// See [`Kernels`].
+#[inline(always)]
+unsafe fn rescale<S: Simd>(head_dim: usize, lines: &Lines, line: usize, factor: S::F) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        let times = |p: *mut f32| S::store(p, S::mul(S::load(p), factor));
+        times(lines.lanes.add(line * LANES));
+        for channel in (0..head_dim).step_by(LANES) {
+            times(lines.values.add(line * head_dim + channel));
+        }
+        let groups = head_dim.div_ceil(VALUE_GROUP);
+        for value_group in line * groups..(line + 1) * groups {
+            times(lines.minima.add(value_group * LANES));
+        }
+    }
+}
+
+/// Weights of one line with the V scales of an int8 group folded in, and the weighted minima.
+///
+/// # Safety
+/// See [`Kernels`].
+#[inline(always)]
+unsafe fn spread_weights<S: Simd>(
+    group: &Group,
+    lines: &Lines,
+    bench: &Bench,
+    line: usize,
+    groups: usize,
+) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        for value_group in 0..groups {
+            let minima = lines.minima.add((line * groups + value_group) * LANES);
+            let mut sum = S::load(minima);
+            for token in (0..group.tokens).step_by(LANES) {
+                let at = value_group * KEY_GROUP_MAX + token;
+                let weight = S::load(bench.scores.add(line * KEY_GROUP_MAX + token));
+                sum = S::fma(weight, S::load(group.v_min.add(at)), sum);
+                let scaled = S::mul(weight, S::load(group.v_scale.add(at)));
+                S::store(bench.weights.add(line * groups * KEY_GROUP_MAX + at), scaled);
+            }
+            S::store(minima, sum);
+        }
+    }
+}
+
+/// Adds the weighted values of tokens `low..high` to `LINES` lines.
+///
+/// # Safety
+/// See [`Kernels`].
+#[inline(always)]
+unsafe fn accumulate<S: Registers, E: Element, const LINES: usize>(
+    group: &Group,
+    values: *mut f32,
+    weights: *const f32,
+    low: usize,
+    high: usize,
+) {
+    let vectors = group.head_dim / LANES;
+    let mut first = 0;
+    // SAFETY: the caller's contract.
+    unsafe {
+        while S::holds(LINES, 4) && first + 4 <= vectors {
+            accumulate_vectors::<S, E, LINES, 4>(group, values, weights, first, (low, high));
+            first += 4;
+        }
+        while S::holds(LINES, 2) && first + 2 <= vectors {
+            accumulate_vectors::<S, E, LINES, 2>(group, values, weights, first, (low, high));
+            first += 2;
+        }
+        while first < vectors {
+            accumulate_vectors::<S, E, LINES, 1>(group, values, weights, first, (low, high));
+            first += 1;
+        }
+    }
+}
+
+/// The same for channels `16 * first .. 16 * (first + VECTORS)`.
+///
+/// # Safety
+/// See [`Kernels`].
+#[inline(always)]
+unsafe fn accumulate_vectors<S: Simd, E: Element, const LINES: usize, const VECTORS: usize>(
+    group: &Group,
+    values: *mut f32,
+    weights: *const f32,
+    first: usize,
+    (low, high): (usize, usize),
+) {
+    let dim = group.head_dim;
+    let stride = weight_stride::<E>(dim);
+    // Vectors of one value group share a weight.
+    let of_vector = |i: usize| if E::LOSSY { (first + i) / 2 * KEY_GROUP_MAX } else { 0 };
+    // SAFETY: the caller's contract.
+    unsafe {
+        let zero = S::splat(0.0);
+        let mut sums = [[zero; VECTORS]; LINES];
+        for line in 0..LINES {
+            for i in 0..VECTORS {
+                sums[line][i] = S::load(values.add(line * dim + (first + i) * LANES));
+            }
+        }
+        let stored = group.v.cast::<E::Stored>().add(first * LANES);
+        for token in low..high {
+            let mut value = [zero; VECTORS];
+            for (i, value) in value.iter_mut().enumerate() {
+                *value = E::load::<S>(stored.add(token * dim + i * LANES));
+            }
+            for line in 0..LINES {
+                for i in 0..VECTORS {
+                    let weight = S::splat(*weights.add(line * stride + of_vector(i) + token));
+                    sums[line][i] = S::fma(weight, value[i], sums[line][i]);
+                }
+            }
+        }
+        for line in 0..LINES {
+            for i in 0..VECTORS {
+                S::store(values.add(line * dim + (first + i) * LANES), sums[line][i]);
+            }
+        }
+    }
+}
+
+/// # Safety
+/// See [`Kernels`].
+#[inline(always)]
+unsafe fn scale<S: Simd>(query: *const f32, factor: f32, count: usize, out: *mut f32) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        for i in (0..count).step_by(LANES) {
+            S::store(out.add(i), S::mul(S::load(query.add(i)), S::splat(factor)));
+        }
+    }
+}
+
+/// # Safety
+/// See [`Kernels`].
+#[inline(always)]
+unsafe fn spread<S: Simd>(halves: *const u16, tokens: usize, groups: usize, out: *mut f32) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        for group in 0..groups {
+            for token in (0..tokens).step_by(LANES) {
+                let mut column = [0u16; LANES];
+                for (lane, half) in column.iter_mut().enumerate() {
+                    *half = halves.add((token + lane) * groups + group).read_unaligned();
+                }
+                S::store(out.add(group * KEY_GROUP_MAX + token), S::load_f16(column.as_ptr()));
+            }
+        }
+    }
+}
+
+/// # Safety
+/// See [`Kernels`].
+#[inline(always)]
+unsafe fn close<S: Simd>(line: &Lines, head_dim: usize, part: *mut f32) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        for value_group in 0..head_dim.div_ceil(VALUE_GROUP) {
+            let first = value_group * VALUE_GROUP;
+            let minimum = S::splat(S::reduce_add(S::load(line.minima.add(value_group * LANES))));
+            for channel in (first..head_dim.min(first + VALUE_GROUP)).step_by(LANES) {
+                S::store(part.add(channel), S::add(S::load(line.values.add(channel)), minimum));
+            }
+        }
+        *part.add(head_dim) = *line.max;
+        *part.add(head_dim + 1) = S::reduce_add(S::load(line.lanes));
+    }
+}
+
+/// # Safety
+/// See [`Kernels`].
+#[inline(always)]
+unsafe fn merge<S: Simd>(total: *mut f32, part: *const f32, head_dim: usize) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        let (mine, theirs) = (*total.add(head_dim), *part.add(head_dim));
+        if theirs == f32::NEG_INFINITY {
+            return;
+        }
+        let max = mine.max(theirs);
+        let (mine, theirs) = (exp::<S>(S::splat(mine - max)), exp::<S>(S::splat(theirs - max)));
+        // The sum sits behind the maximum: its vector goes through the same step, and then the
+        // maximum gets its place back.
+        for i in (0..part_floats(head_dim)).step_by(LANES) {
+            let scaled = S::mul(S::load(total.add(i)), mine);
+            S::store(total.add(i), S::fma(S::load(part.add(i)), theirs, scaled));
+        }
+        *total.add(head_dim) = max;
+    }
+}
+
+/// # Safety
+/// See [`Kernels`].
+#[inline(always)]
+unsafe fn finish<S: Simd>(total: *const f32, head_dim: usize, out: *mut f32) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        let sum = *total.add(head_dim + 1);
+        let inverse = if sum > 0.0 { 1.0 / sum } else { 0.0 };
+        scale::<S>(total, inverse, head_dim, out);
+    }
+}
+
+macro_rules! tier {
+    ($table:ident, $module:ident, $simd:ty, $features:literal) => {
+        mod $module {
+            use super::*;
+
+            #[target_feature(enable = $features)]
+            unsafe fn half<const LINES: usize>(g: &Group, l: &Lines, b: &Bench) {
+                // SAFETY: the features are enabled here; the rest is the caller's contract.
+                unsafe { super::chunk::<$simd, Half, LINES>(g, l, b) }
+            }
+            #[target_feature(enable = $features)]
+            unsafe fn code<const LINES: usize>(g: &Group, l: &Lines, b: &Bench) {
+                // SAFETY: the same.
+                unsafe { super::chunk::<$simd, Code, LINES>(g, l, b) }
+            }
+            #[target_feature(enable = $features)]
+            unsafe fn scale(query: *const f32, factor: f32, count: usize, out: *mut f32) {
+                // SAFETY: the same.
+                unsafe { super::scale::<$simd>(query, factor, count, out) }
+            }
+            #[target_feature(enable = $features)]
+            unsafe fn spread(halves: *const u16, tokens: usize, groups: usize, out: *mut f32) {
+                // SAFETY: the same.
+                unsafe { super::spread::<$simd>(halves, tokens, groups, out) }
+            }
+            #[target_feature(enable = $features)]
+            unsafe fn close(line: &Lines, head_dim: usize, part: *mut f32) {
+                // SAFETY: the same.
+                unsafe { super::close::<$simd>(line, head_dim, part) }
+            }
+            #[target_feature(enable = $features)]
+            unsafe fn merge(total: *mut f32, part: *const f32, head_dim: usize) {
+                // SAFETY: the same.
+                unsafe { super::merge::<$simd>(total, part, head_dim) }
+            }
+            #[target_feature(enable = $features)]
+            unsafe fn finish(total: *const f32, head_dim: usize, out: *mut f32) {
+                // SAFETY: the same.
+                unsafe { super::finish::<$simd>(total, head_dim, out) }
+            }
+
+            // No chunk has 0 or 5 lines (`chunk_lines`); their places hold a smaller kernel.
+            pub(in super::super) static $table: Kernels = Kernels {
+                half: [half::<1>, half::<1>, half::<2>, half::<3>, half::<4>, half::<4>, half::<6>],
+                code: [code::<1>, code::<1>, code::<2>, code::<3>, code::<4>, code::<4>, code::<6>],
+                scale,
+                spread,
+                close,
+                merge,
+                finish,
+            };
+        }
+        pub(super) use $module::$table;
+    };
+}
+
+tier!(AVX2, avx2, Avx2, "avx2,fma,f16c");
+tier!(AVX512, avx512, Avx512, "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni");

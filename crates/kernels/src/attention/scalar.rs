@@ -1,0 +1,233 @@
+//! The specification of attention in plain loops; also the path for CPUs without SIMD tiers.
+
+use super::{AttentionShape, SPLIT_TOKENS, SequenceRows};
+use crate::page::scalar::half_at;
+use crate::pool::BarrierPool;
+use crate::rows::for_each_row;
+use crate::scalar::{exp, reduce_add};
+use crate::simd::LANES;
+use reef_kv::page::{HeadLayout, PageFormat, PageRef, VALUE_GROUP};
+
+/// Softmax over some tokens, not yet divided by the sum.
+struct Part {
+    /// Largest score; -inf before the first token.
+    max: f32,
+    /// Sum of the weights.
+    sum: f32,
+    /// Weighted sum of the values, `[head_dim]`.
+    values: Vec<f32>,
+}
+
+impl Part {
+    fn empty(head_dim: usize) -> Part {
+        Part { max: f32::NEG_INFINITY, sum: 0.0, values: vec![0.0; head_dim] }
+    }
+
+    /// Appends the part that follows in token order.
+    fn merge(&mut self, next: &Part) {
+        if next.max == f32::NEG_INFINITY {
+            return;
+        }
+        let max = self.max.max(next.max);
+        let (mine, theirs) = (exp(self.max - max), exp(next.max - max));
+        self.max = max;
+        self.sum = next.sum.mul_add(theirs, self.sum * mine);
+        for (value, other) in self.values.iter_mut().zip(&next.values) {
+            *value = other.mul_add(theirs, *value * mine);
+        }
+    }
+}
+
+/// The part of one split while it grows: sums are kept lane-wise until the split ends.
+struct Split {
+    max: f32,
+    /// Sum of the weights, by token modulo sixteen.
+    lanes: [f32; LANES],
+    /// Weighted sum of values (f16) or codes (int8).
+    values: Vec<f32>,
+    /// Weighted sum of the V minima of each value group, by token modulo sixteen.
+    minima: Vec<[f32; LANES]>,
+}
+
+impl Split {
+    fn empty(head_dim: usize) -> Split {
+        let groups = head_dim.div_ceil(VALUE_GROUP);
+        Split {
+            max: f32::NEG_INFINITY,
+            lanes: [0.0; LANES],
+            values: vec![0.0; head_dim],
+            minima: vec![[0.0; LANES]; groups],
+        }
+    }
+
+    fn close(self) -> Part {
+        let mut values = self.values;
+        for (channel, value) in values.iter_mut().enumerate() {
+            *value += reduce_add(self.minima[channel / VALUE_GROUP]);
+        }
+        Part { max: self.max, sum: reduce_add(self.lanes), values }
+    }
+
+    /// Takes one key group into the split: `scores` become weights, invisible ones 0. Gives whether
+    /// there is any weight.
+    fn weigh(&mut self, scores: &mut [f32], (low, high): (usize, usize)) -> bool {
+        let largest = scores[low..high].iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let max = self.max.max(largest);
+        if max == f32::NEG_INFINITY {
+            return false;
+        }
+        let rescale = exp(self.max - max);
+        self.max = max;
+        for value in &mut self.values {
+            *value *= rescale;
+        }
+        for lane in self.minima.iter_mut().flatten().chain(&mut self.lanes) {
+            *lane *= rescale;
+        }
+        for (token, score) in scores.iter_mut().enumerate() {
+            *score = if (low..high).contains(&token) { exp(*score - max) } else { 0.0 };
+            self.lanes[token % LANES] += *score;
+        }
+        true
+    }
+}
+
+/// One key group of one page, for one KV head.
+struct Group<'a> {
+    page: &'a [u8],
+    format: PageFormat,
+    at: HeadLayout,
+    index: usize,
+    /// Tokens of the group.
+    tokens: usize,
+    head_dim: usize,
+}
+
+impl Group<'_> {
+    /// Scores of all tokens; `query` is scaled already.
+    fn scores(&self, query: &[f32]) -> Vec<f32> {
+        let row = |channel| self.index * self.head_dim + channel;
+        let mut folded = query.to_vec();
+        let mut bias = [0f32; LANES];
+        if self.format == PageFormat::Int8 {
+            for (channel, query) in folded.iter_mut().enumerate() {
+                let min = half_at(self.page, self.at.k_min + 2 * row(channel));
+                bias[channel % LANES] = query.mul_add(min, bias[channel % LANES]);
+                *query *= half_at(self.page, self.at.k_scale + 2 * row(channel));
+            }
+        }
+        let mut scores = vec![reduce_add(bias); self.tokens];
+        for (channel, query) in folded.iter().enumerate() {
+            for (token, score) in scores.iter_mut().enumerate() {
+                let key = self.stored(self.at.k, row(channel) * self.tokens + token);
+                *score = query.mul_add(key, *score);
+            }
+        }
+        scores
+    }
+
+    /// Adds the values of the visible tokens, weighted.
+    fn accumulate(&self, weights: &[f32], (low, high): (usize, usize), split: &mut Split) {
+        let value_groups = self.head_dim.div_ceil(VALUE_GROUP);
+        let first = self.index * self.tokens;
+        let part = |token: usize, channel: usize, part: usize| {
+            let row = (first + token) * value_groups + channel / VALUE_GROUP;
+            half_at(self.page, part + 2 * row)
+        };
+        for token in low..high {
+            for channel in 0..self.head_dim {
+                let stored = self.stored(self.at.v, (first + token) * self.head_dim + channel);
+                let weight = match self.format {
+                    PageFormat::F16 => weights[token],
+                    PageFormat::Int8 => weights[token] * part(token, channel, self.at.v_scale),
+                };
+                split.values[channel] = weight.mul_add(stored, split.values[channel]);
+            }
+        }
+        if self.format == PageFormat::Int8 {
+            for (group, lanes) in split.minima.iter_mut().enumerate() {
+                for token in 0..self.tokens {
+                    let min = part(token, group * VALUE_GROUP, self.at.v_min);
+                    lanes[token % LANES] = weights[token].mul_add(min, lanes[token % LANES]);
+                }
+            }
+        }
+    }
+
+    /// Value or code `index` of the part at byte `part`.
+    fn stored(&self, part: usize, index: usize) -> f32 {
+        match self.format {
+            PageFormat::F16 => half_at(self.page, part + 2 * index),
+            PageFormat::Int8 => f32::from(self.page[part + index]),
+        }
+    }
+}
+
+/// One row of one query head. `queries(run)`: the unscaled query of the head, `[head_dim]`.
+fn attend<'q>(
+    shape: &AttentionShape,
+    pages: &[PageRef],
+    arena: &[u8],
+    head: usize,
+    position: u32,
+    queries: impl Fn(u8) -> &'q [f32],
+    out: &mut [f32],
+) {
+    let page_shape = shape.page();
+    let tokens = page_shape.key_group();
+    let mut total = Part::empty(shape.head_dim);
+    for pages in pages.chunk_by(|a, b| a.first / SPLIT_TOKENS == b.first / SPLIT_TOKENS) {
+        let mut split = Split::empty(shape.head_dim);
+        for page in pages {
+            let query: Vec<f32> = queries(page.run).iter().map(|q| q * shape.scale).collect();
+            for index in 0..page_shape.key_groups() {
+                let first = page.first + (index * tokens) as u32;
+                let visible = shape.visible(first, tokens, position);
+                if visible.0 >= visible.1 {
+                    continue;
+                }
+                let group = Group {
+                    page: &arena[page.byte_offset()..],
+                    format: page.format,
+                    at: page_shape.head(page.format, head / shape.group_heads()),
+                    index,
+                    tokens,
+                    head_dim: shape.head_dim,
+                };
+                let mut weights = group.scores(&query);
+                if split.weigh(&mut weights, visible) {
+                    group.accumulate(&weights, visible, &mut split);
+                }
+            }
+        }
+        total.merge(&split.close());
+    }
+    let inverse = if total.sum > 0.0 { 1.0 / total.sum } else { 0.0 };
+    for (out, value) in out.iter_mut().zip(&total.values) {
+        *out = value * inverse;
+    }
+}
+
+/// [`super::paged_attention`] on the scalar tier, one row of one head at a time.
+pub(super) fn run(
+    pool: &BarrierPool,
+    shape: &AttentionShape,
+    sequences: &[SequenceRows<'_>],
+    arena: &[u8],
+    out: &mut [f32],
+) {
+    let (heads, dim) = (shape.heads, shape.head_dim);
+    let mut rest = out;
+    for sequence in sequences {
+        let (mine, others) = rest.split_at_mut(sequence.rows * heads * dim);
+        rest = others;
+        for_each_row(pool, sequence.rows * heads, (mine, dim), &|line, out| {
+            let position = sequence.first_position + (line / heads) as u32;
+            let queries = |run: u8| {
+                let start = (usize::from(run) * sequence.rows * heads + line) * dim;
+                &sequence.queries[start..start + dim]
+            };
+            attend(shape, sequence.pages, arena, line % heads, position, queries, out);
+        });
+    }
+}

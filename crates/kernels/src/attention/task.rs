@@ -1,0 +1,372 @@
+//! The tasks of a batch, over the kernels of one tier.
+
+use super::kernel::{Bench, Group, Kernels, Lines, chunk_lines};
+use super::schedule::{AttentionScratch, Plan, ThreadScratch, part_floats};
+use super::{AttentionShape, SequenceRows};
+use crate::pool::BarrierPool;
+use crate::simd::LANES;
+use reef_kv::page::{PageFormat, PageRef, PageShape};
+use std::ops::Range;
+use std::sync::atomic::Ordering;
+
+/// A pointer that tasks share; each writes places of its own.
+#[derive(Clone, Copy)]
+struct Shared(*mut f32);
+
+// SAFETY: tasks write disjoint rows (output) or records (parts), and records are read only by the task
+// that saw all others finish through `remaining`.
+unsafe impl Sync for Shared {}
+
+impl Shared {
+    fn pointer(self) -> *mut f32 {
+        self.0
+    }
+}
+
+/// What all tasks of a batch share.
+struct Batch<'a> {
+    kernels: &'static Kernels,
+    shape: &'a AttentionShape,
+    page: PageShape,
+    arena: &'a [u8],
+}
+
+/// Rows of one sequence against one KV head.
+struct Task<'a> {
+    sequence: &'a SequenceRows<'a>,
+    kv_head: usize,
+    rows: Range<usize>,
+}
+
+/// [`super::paged_attention`] on a SIMD tier; arguments are checked.
+pub(super) fn run(
+    kernels: &'static Kernels,
+    pool: &BarrierPool,
+    shape: &AttentionShape,
+    sequences: &[SequenceRows<'_>],
+    arena: &[u8],
+    scratch: &mut AttentionScratch,
+    out: &mut [f32],
+) {
+    let tasks = scratch.plan(shape, sequences, pool.threads());
+    let batch = Batch { kernels, shape, page: shape.page(), arena };
+    let parts = Shared(scratch.parts.pointer());
+    let out = Shared(out.as_mut_ptr());
+    let scratch = &*scratch;
+    pool.for_each(tasks, &|task, thread| {
+        let mut own = scratch.threads[thread].lock().unwrap_or_else(|bad| bad.into_inner());
+        let number = scratch.plans.partition_point(|plan| plan.first_task <= task) - 1;
+        let plan = &scratch.plans[number];
+        let sequence = &sequences[number];
+        let cut = (task - plan.first_task) / shape.kv_heads;
+        let kv_head = (task - plan.first_task) % shape.kv_heads;
+        let splits = &scratch.splits[plan.splits.clone()];
+        let last = sequence.rows.min((cut + 1) * plan.tile_rows);
+        // SAFETY: the argument checks of `paged_attention` bound every read and write of the output;
+        // `plan` made room for parts and thread scratch; disjointness as `Shared` says.
+        unsafe {
+            match plan.parts {
+                None => {
+                    let task = Task { sequence, kv_head, rows: cut * plan.tile_rows..last };
+                    batch.tile(&task, splits, &mut own, first_out(&batch, plan, out));
+                }
+                Some(first) => {
+                    let task = Task { sequence, kv_head, rows: 0..sequence.rows };
+                    let record = part_floats(shape.head_dim);
+                    let parts_of_split = sequence.rows * shape.group_heads() * record;
+                    let parts_of_head = parts_of_split * splits.len();
+                    let parts = parts.pointer().add(first + kv_head * parts_of_head);
+                    let mine = parts.add(cut * parts_of_split);
+                    batch.split(&task, &sequence.pages[splits[cut].clone()], &mut own, mine);
+                    let remaining = &scratch.remaining[number * shape.kv_heads + kv_head];
+                    // Acquire and release: the last to finish sees the parts of all others.
+                    if remaining.fetch_sub(1, Ordering::AcqRel) == 1 {
+                        let out = first_out(&batch, plan, out);
+                        batch.join(&task, parts, splits.len(), &mut own, out);
+                    }
+                }
+            }
+        }
+    });
+}
+
+/// The first output row of a sequence.
+///
+/// # Safety
+/// The row is inside the output.
+unsafe fn first_out(batch: &Batch<'_>, plan: &Plan, out: Shared) -> *mut f32 {
+    // SAFETY: the caller's contract.
+    unsafe { out.pointer().add(plan.first_row * batch.shape.heads * batch.shape.head_dim) }
+}
+
+impl Task<'_> {
+    fn lines(&self, shape: &AttentionShape) -> usize {
+        self.rows.len() * shape.group_heads()
+    }
+}
+
+impl Batch<'_> {
+    /// All splits of the context for a tile of rows, merged in order.
+    ///
+    /// # Safety
+    /// `out` points to the sequence's first row; thread scratch holds the lines of a task.
+    unsafe fn tile(
+        &self,
+        task: &Task<'_>,
+        splits: &[Range<usize>],
+        own: &mut ThreadScratch,
+        out: *mut f32,
+    ) {
+        let dim = self.shape.head_dim;
+        let count = task.lines(self.shape);
+        // SAFETY: the caller's contract.
+        unsafe {
+            let totals = own.totals.pointer();
+            self.clear_totals(totals, count);
+            for split in splits {
+                self.walk(task, &task.sequence.pages[split.clone()], own);
+                let part = own.part.pointer();
+                for line in 0..count {
+                    (self.kernels.close)(&self.lines(own, line), dim, part);
+                    (self.kernels.merge)(totals.add(line * part_floats(dim)), part, dim);
+                }
+            }
+            self.write_out(task, totals, out);
+        }
+    }
+
+    /// One split of the context for all rows of a sequence; its parts go to `parts`.
+    ///
+    /// # Safety
+    /// `parts` has room for the lines' records; thread scratch holds the lines of a task.
+    unsafe fn split(
+        &self,
+        task: &Task<'_>,
+        pages: &[PageRef],
+        own: &mut ThreadScratch,
+        parts: *mut f32,
+    ) {
+        let dim = self.shape.head_dim;
+        // SAFETY: the caller's contract.
+        unsafe {
+            self.walk(task, pages, own);
+            for line in 0..task.lines(self.shape) {
+                let part = parts.add(line * part_floats(dim));
+                (self.kernels.close)(&self.lines(own, line), dim, part);
+            }
+        }
+    }
+
+    /// Merges the parts `[splits][lines]` of all splits in order and writes the rows.
+    ///
+    /// # Safety
+    /// `parts` holds the records; `out` points to the sequence's first row.
+    unsafe fn join(
+        &self,
+        task: &Task<'_>,
+        parts: *const f32,
+        splits: usize,
+        own: &mut ThreadScratch,
+        out: *mut f32,
+    ) {
+        let dim = self.shape.head_dim;
+        let count = task.lines(self.shape);
+        // SAFETY: the caller's contract.
+        unsafe {
+            let totals = own.totals.pointer();
+            self.clear_totals(totals, count);
+            for record in 0..splits * count {
+                let total = totals.add(record % count * part_floats(dim));
+                (self.kernels.merge)(total, parts.add(record * part_floats(dim)), dim);
+            }
+            self.write_out(task, totals, out);
+        }
+    }
+
+    /// # Safety
+    /// `totals` has room for `count` records.
+    unsafe fn clear_totals(&self, totals: *mut f32, count: usize) {
+        let floats = part_floats(self.shape.head_dim);
+        // SAFETY: the caller's contract; zero bytes are 0.0.
+        unsafe {
+            totals.write_bytes(0, count * floats);
+            for line in 0..count {
+                *totals.add(line * floats + self.shape.head_dim) = f32::NEG_INFINITY;
+            }
+        }
+    }
+
+    /// # Safety
+    /// `totals` holds the task's records; `out` points to the sequence's first row.
+    unsafe fn write_out(&self, task: &Task<'_>, totals: *const f32, out: *mut f32) {
+        let dim = self.shape.head_dim;
+        let group = self.shape.group_heads();
+        for line in 0..task.lines(self.shape) {
+            let row = task.rows.start + line / group;
+            let head = task.kv_head * group + line % group;
+            // SAFETY: the caller's contract.
+            unsafe {
+                let out = out.add((row * self.shape.heads + head) * dim);
+                (self.kernels.finish)(totals.add(line * part_floats(dim)), dim, out);
+            }
+        }
+    }
+
+    /// The arrays of `own` from line `first` on.
+    ///
+    /// # Safety
+    /// `first` is a line the scratch has room for.
+    unsafe fn lines(&self, own: &mut ThreadScratch, first: usize) -> Lines {
+        let dim = self.shape.head_dim;
+        // SAFETY: the caller's contract.
+        unsafe {
+            Lines {
+                query: own.query.pointer().add(first * dim),
+                values: own.values.pointer().add(first * dim),
+                lanes: own.lanes.pointer().add(first * LANES),
+                minima: own.minima.pointer().add(first * self.page.value_groups() * LANES),
+                max: own.max.pointer().add(first),
+                visible: own.visible.as_ptr().add(first),
+            }
+        }
+    }
+
+    /// Takes the pages of one split into freshly cleared lines.
+    ///
+    /// # Safety
+    /// Thread scratch holds the lines of a task; pages lie inside the arena.
+    unsafe fn walk(&self, task: &Task<'_>, pages: &[PageRef], own: &mut ThreadScratch) {
+        let count = task.lines(self.shape);
+        let mut run = None;
+        // SAFETY: the caller's contract.
+        unsafe {
+            let lines = self.lines(own, 0);
+            lines.values.write_bytes(0, count * self.shape.head_dim);
+            lines.lanes.write_bytes(0, count * LANES);
+            lines.minima.write_bytes(0, count * self.page.value_groups() * LANES);
+            std::slice::from_raw_parts_mut(lines.max, count).fill(f32::NEG_INFINITY);
+            for page in pages {
+                if run != Some(page.run) {
+                    self.scale_queries(task, page.run, own);
+                    run = Some(page.run);
+                }
+                for group in 0..self.page.key_groups() {
+                    if self.look(task, page, group, own) {
+                        self.attend(task, page, group, own);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Fills the lines' queries: those rotated for `run`, times the score factor.
+    ///
+    /// # Safety
+    /// As [`walk`](Self::walk).
+    unsafe fn scale_queries(&self, task: &Task<'_>, run: u8, own: &mut ThreadScratch) {
+        let dim = self.shape.head_dim;
+        let of_head = self.shape.group_heads() * dim;
+        for (index, row) in task.rows.clone().enumerate() {
+            let from = (usize::from(run) * task.sequence.rows + row) * self.shape.heads * dim;
+            // SAFETY: the caller's contract; `check` made sure that the run has queries.
+            unsafe {
+                let query = task.sequence.queries.as_ptr().add(from + task.kv_head * of_head);
+                let out = own.query.pointer().add(index * of_head);
+                (self.kernels.scale)(query, self.shape.scale, of_head, out);
+            }
+        }
+    }
+
+    /// Sets which tokens of a key group each line sees; gives whether any does.
+    fn look(&self, task: &Task<'_>, page: &PageRef, group: usize, own: &mut ThreadScratch) -> bool {
+        let tokens = self.page.key_group();
+        let first = page.first + (group * tokens) as u32;
+        let heads = self.shape.group_heads();
+        let mut any = false;
+        for (index, row) in task.rows.clone().enumerate() {
+            let position = task.sequence.first_position + row as u32;
+            let visible = self.shape.visible(first, tokens, position);
+            any |= visible.0 < visible.1;
+            own.visible[index * heads..(index + 1) * heads].fill(visible);
+        }
+        any
+    }
+
+    /// One key group against all lines of a task.
+    ///
+    /// # Safety
+    /// As [`walk`](Self::walk).
+    unsafe fn attend(
+        &self,
+        task: &Task<'_>,
+        page: &PageRef,
+        group: usize,
+        own: &mut ThreadScratch,
+    ) {
+        // SAFETY: the caller's contract.
+        unsafe {
+            let source = self.group(task.kv_head, page, group, own);
+            let kernels = match page.format {
+                PageFormat::F16 => &self.kernels.half,
+                PageFormat::Int8 => &self.kernels.code,
+            };
+            let bench = Bench {
+                folded: own.folded.pointer(),
+                scores: own.scores.pointer(),
+                weights: own.weights.pointer(),
+            };
+            let count = task.lines(self.shape);
+            let mut first = 0;
+            while first < count {
+                let taken = chunk_lines(count - first);
+                let visible = &own.visible[first..first + taken];
+                if visible.iter().any(|(low, high)| low < high) {
+                    kernels[taken](&source, &self.lines(own, first), &bench);
+                }
+                first += taken;
+            }
+        }
+    }
+
+    /// Where a key group lies; for int8 its V scales are spread first.
+    ///
+    /// # Safety
+    /// As [`walk`](Self::walk).
+    unsafe fn group(
+        &self,
+        kv_head: usize,
+        page: &PageRef,
+        group: usize,
+        own: &mut ThreadScratch,
+    ) -> Group {
+        let (dim, tokens) = (self.shape.head_dim, self.page.key_group());
+        let at = self.page.head(page.format, kv_head);
+        let (v_scale, v_min) = (own.v_scale.pointer(), own.v_min.pointer());
+        // SAFETY: the layout keeps every part inside the page, and `check` the page in the arena.
+        unsafe {
+            let page_bytes = self.arena.as_ptr().add(page.byte_offset());
+            let value_bytes = match page.format {
+                PageFormat::F16 => 2,
+                PageFormat::Int8 => 1,
+            };
+            let skip = group * tokens * dim * value_bytes;
+            let groups = self.page.value_groups();
+            if page.format == PageFormat::Int8 {
+                let row = group * tokens * groups * 2;
+                let spread = self.kernels.spread;
+                spread(page_bytes.add(at.v_scale + row).cast(), tokens, groups, v_scale);
+                spread(page_bytes.add(at.v_min + row).cast(), tokens, groups, v_min);
+            }
+            Group {
+                k: page_bytes.add(at.k + skip),
+                v: page_bytes.add(at.v + skip),
+                k_scale: page_bytes.add(at.k_scale).cast::<u16>().wrapping_add(group * dim),
+                k_min: page_bytes.add(at.k_min).cast::<u16>().wrapping_add(group * dim),
+                v_scale,
+                v_min,
+                tokens,
+                head_dim: dim,
+            }
+        }
+    }
+}
