@@ -79,14 +79,16 @@ pub fn minimum_budget_bytes(config: &PoolConfig, contract: Fidelity) -> usize {
         let spans = spans_for(config, &geometry, &needs, contract.floor());
         spans * (geometry.span_bytes + geometry.table_bytes_per_span)
     };
-    // Spans are cut coarser in a larger budget: look for a budget that satisfies its own geometry.
+    // The budget decides how spans are cut, and that decides the minimum: look for a budget that
+    // satisfies its own geometry, then for a smaller one that does.
     let mut budget_bytes = minimum_at(0);
     for _ in 0..16 {
         let minimum = minimum_at(budget_bytes);
-        if minimum <= budget_bytes {
+        if minimum > budget_bytes || (minimum < budget_bytes && minimum_at(minimum) <= minimum) {
+            budget_bytes = minimum;
+        } else {
             break;
         }
-        budget_bytes = minimum;
     }
     budget_bytes
 }
