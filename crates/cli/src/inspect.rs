@@ -1,16 +1,319 @@
-//! Not built yet: `reef inspect` comes with its own change.
+//! `reef inspect`: what is in a GGUF file, and what a token of KV memory costs with it.
 
-use crate::Common;
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::path::PathBuf;
 
-/// Show what is in a GGUF file
+use anyhow::ensure;
+use reef_kv::page::{PageFormat, PageShape};
+use reef_model::gguf::{Gguf, GgufError, Optional as _, escape};
+use serde::Serialize;
+
+use crate::{Common, output, sizes};
+
+/// Tokens of a block for which KV bytes are shown: the default of `--block-size`.
+const BLOCK_SIZE: usize = 32;
+
+/// Show what is in a GGUF file: header, tensors, tokenizer, bytes per KV token
 #[derive(clap::Args)]
 pub struct Args {
+    /// A GGUF file, also one of a model that Reef cannot run
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
     #[command(flatten)]
     common: Common,
 }
 
 /// Runs `reef inspect`.
 pub fn run(args: Args) -> anyhow::Result<()> {
-    let _ = args.common.json;
-    anyhow::bail!("`reef inspect` is not built yet")
+    let gguf = Gguf::open(&args.file)?;
+    let report = Report::new(&args.file.to_string_lossy(), &gguf)?;
+    if args.common.json {
+        return output::print_json(&report);
+    }
+    output::print_line(report.text().trim_end())
+}
+
+/// All that is shown; the JSON document as it is.
+#[derive(Serialize)]
+struct Report {
+    file: String,
+    bytes: usize,
+    version: u32,
+    alignment_bytes: usize,
+    keys: usize,
+    architecture: Option<String>,
+    name: Option<String>,
+    license: Option<String>,
+    parameters: u64,
+    tokenizer: Option<Tokenizer>,
+    kv: Kv,
+    types: BTreeMap<&'static str, TypeSum>,
+    tensors: Vec<Tensor>,
+}
+
+#[derive(Serialize)]
+struct Tensor {
+    name: String,
+    #[serde(rename = "type")]
+    tensor_type: &'static str,
+    /// Sizes as in the file, row length first.
+    shape: Vec<usize>,
+    offset: usize,
+    bytes: usize,
+}
+
+#[derive(Default, Serialize)]
+struct TypeSum {
+    tensors: usize,
+    parameters: u64,
+    bytes: usize,
+    readable: bool,
+}
+
+#[derive(Serialize)]
+struct Tokenizer {
+    model: String,
+    pre: Option<String>,
+    vocabulary: usize,
+    special: Vec<Special>,
+    chat_template: bool,
+}
+
+/// A token with a role: `bos` is the key `tokenizer.ggml.bos_token_id`.
+#[derive(Serialize)]
+struct Special {
+    role: String,
+    id: u32,
+    /// `None` if the id is outside the vocabulary.
+    text: Option<String>,
+}
+
+/// What a token costs, or why that cannot be told.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Kv {
+    Known(Geometry),
+    Unknown { error: String },
+}
+
+/// The shape of KV memory.
+#[derive(Serialize)]
+struct Geometry {
+    layers: usize,
+    kv_heads: usize,
+    head_dim: usize,
+    groups: Vec<Group>,
+    block_size: usize,
+    bytes_per_token: BTreeMap<&'static str, f64>,
+}
+
+/// Layers that cache alike: with a window they stop growing at `window` tokens.
+#[derive(Serialize)]
+struct Group {
+    layers: usize,
+    window: Option<usize>,
+    bytes_per_token: BTreeMap<&'static str, f64>,
+}
+
+impl Report {
+    fn new(file: &str, gguf: &Gguf) -> Result<Report, GgufError> {
+        let text = |key: &str| gguf.str(key).optional().map(|found| found.map(str::to_owned));
+        let mut types: BTreeMap<&'static str, TypeSum> = BTreeMap::new();
+        let mut parameters = 0;
+        let mut tensors = Vec::new();
+        for tensor in gguf.tensors() {
+            let sum = types.entry(tensor.tensor_type.name()).or_default();
+            sum.tensors += 1;
+            sum.parameters += tensor.elements() as u64;
+            sum.bytes += tensor.data.len();
+            sum.readable = tensor.tensor_type.is_readable();
+            parameters += tensor.elements() as u64;
+            tensors.push(Tensor {
+                name: tensor.name.to_owned(),
+                tensor_type: tensor.tensor_type.name(),
+                shape: tensor.dims.to_vec(),
+                offset: tensor.offset,
+                bytes: tensor.data.len(),
+            });
+        }
+        Ok(Report {
+            file: file.to_owned(),
+            bytes: gguf.file_size(),
+            version: gguf.version(),
+            alignment_bytes: gguf.alignment(),
+            keys: gguf.metadata().len(),
+            architecture: text("general.architecture")?,
+            name: text("general.name")?,
+            license: text("general.license")?,
+            parameters,
+            tokenizer: Tokenizer::new(gguf)?,
+            kv: match Geometry::new(gguf) {
+                Ok(geometry) => Kv::Known(geometry),
+                Err(error) => Kv::Unknown { error: error.to_string() },
+            },
+            types,
+            tensors,
+        })
+    }
+
+    /// The report for people. Text from the file is escaped: it must not steer a terminal.
+    fn text(&self) -> String {
+        let mut out = String::new();
+        let mut line = |name: &str, value: String| {
+            let _ = writeln!(out, "{name:<14}{value}"); // writing to a String cannot fail
+        };
+        let shown = |text: &Option<String>| text.as_deref().map_or("not given".into(), escape);
+        let size = sizes::display(self.bytes as u64);
+        line("File", format!("{} ({size}, {} bytes)", escape(&self.file), grouped(self.bytes)));
+        let (version, keys, alignment) = (self.version, self.keys, self.alignment_bytes);
+        line("Format", format!("GGUF version {version}, {keys} keys, {alignment}-byte alignment"));
+        line("Architecture", shown(&self.architecture));
+        line("Name", shown(&self.name));
+        line("License", shown(&self.license));
+        line("Parameters", grouped(self.parameters as usize));
+        out.push('\n');
+        match &self.tokenizer {
+            Some(tokenizer) => tokenizer.write(&mut out),
+            None => out.push_str("Tokenizer     none\n"),
+        }
+        out.push('\n');
+        match &self.kv {
+            Kv::Known(geometry) => geometry.write(&mut out),
+            Kv::Unknown { error } => {
+                let _ = writeln!(out, "KV memory     not known: {}", escape(error));
+            }
+        }
+        self.write_tensors(&mut out);
+        out
+    }
+
+    fn write_tensors(&self, out: &mut String) {
+        if self.tensors.is_empty() {
+            out.push_str("\nTensors       none\n");
+            return;
+        }
+        let _ =
+            writeln!(out, "\n{:<14}{:>8}{:>17}{:>17}", "Type", "tensors", "parameters", "bytes");
+        for (name, sum) in &self.types {
+            let (parameters, bytes) = (grouped(sum.parameters as usize), grouped(sum.bytes));
+            let mark = if sum.readable { "" } else { "  Reef does not compute with this type" };
+            let _ = writeln!(out, "{name:<14}{:>8}{parameters:>17}{bytes:>17}{mark}", sum.tensors);
+        }
+        let names: Vec<String> = self.tensors.iter().map(|tensor| escape(&tensor.name)).collect();
+        let widest = names.iter().map(|name| name.chars().count()).max().unwrap_or(0);
+        let width = widest.clamp("Tensor".len(), 48) + 2;
+        let _ = writeln!(out, "\n{:<width$}{:<9}{:<20}{:>13}", "Tensor", "type", "shape", "bytes");
+        for (tensor, name) in self.tensors.iter().zip(&names) {
+            let shape: Vec<String> = tensor.shape.iter().map(usize::to_string).collect();
+            let (shape, bytes) = (shape.join(" x "), grouped(tensor.bytes));
+            let _ = writeln!(out, "{name:<width$}{:<9}{shape:<20}{bytes:>13}", tensor.tensor_type);
+        }
+    }
+}
+
+impl Tokenizer {
+    fn new(gguf: &Gguf) -> Result<Option<Tokenizer>, GgufError> {
+        let Some(model) = gguf.str("tokenizer.ggml.model").optional()? else { return Ok(None) };
+        let tokens = gguf.str_array("tokenizer.ggml.tokens").optional()?;
+        let mut special = Vec::new();
+        for (key, _) in gguf.metadata() {
+            let role =
+                key.strip_prefix("tokenizer.ggml.").and_then(|k| k.strip_suffix("_token_id"));
+            if let Some(role) = role {
+                let id = gguf.u32(key)?;
+                let text = tokens.clone().and_then(|mut tokens| tokens.nth(id as usize));
+                special.push(Special { role: role.to_owned(), id, text: text.map(str::to_owned) });
+            }
+        }
+        Ok(Some(Tokenizer {
+            model: model.to_owned(),
+            pre: gguf.str("tokenizer.ggml.pre").optional()?.map(str::to_owned),
+            vocabulary: tokens.map_or(0, |tokens| tokens.len()),
+            special,
+            chat_template: gguf.get("tokenizer.chat_template").is_some(),
+        }))
+    }
+
+    fn write(&self, out: &mut String) {
+        let pre = self.pre.as_deref().unwrap_or("not given");
+        let (model, pre, size) = (escape(&self.model), escape(pre), grouped(self.vocabulary));
+        let _ = writeln!(out, "Tokenizer     {model}, pre-tokenizer {pre}, {size} tokens");
+        for Special { role, id, text } in &self.special {
+            let text = text.as_deref().map_or("outside the vocabulary".into(), escape);
+            let _ = writeln!(out, "  {:<12}{id} {text}", escape(role));
+        }
+        let template = if self.chat_template { "yes" } else { "no" };
+        let _ = writeln!(out, "  template    {template}");
+    }
+}
+
+impl Geometry {
+    fn new(gguf: &Gguf) -> anyhow::Result<Geometry> {
+        let architecture = gguf.architecture()?;
+        let key = |name: &str| format!("{architecture}.{name}");
+        let layers = gguf.usize(&key("block_count"))?;
+        let heads = gguf.usize(&key("attention.head_count"))?;
+        let kv_heads = gguf.usize(&key("attention.head_count_kv")).optional()?.unwrap_or(heads);
+        let head_dim = match gguf.usize(&key("attention.key_length")).optional()? {
+            Some(channels) => channels,
+            None => gguf.usize(&key("embedding_length"))?.checked_div(heads).unwrap_or(0),
+        };
+        ensure!(layers <= 4096 && kv_heads <= 4096 && head_dim <= 65_536, "absurd sizes");
+        let groups = vec![(layers, None)];
+        Ok(Geometry::of(PageShape { kv_heads, head_dim, block_size: BLOCK_SIZE }, &groups))
+    }
+
+    /// Sums up KV groups given as their number of layers and their window.
+    fn of(shape: PageShape, groups: &[(usize, Option<usize>)]) -> Geometry {
+        let cost = |layers: usize| {
+            let bytes = |format| (layers * shape.page_bytes(format)) as f64 / BLOCK_SIZE as f64;
+            PageFormat::ALL.iter().map(|&format| (format.name(), bytes(format))).collect()
+        };
+        let group = |&(layers, window)| Group { layers, window, bytes_per_token: cost(layers) };
+        let layers = groups.iter().map(|(layers, _)| layers).sum();
+        Geometry {
+            layers,
+            kv_heads: shape.kv_heads,
+            head_dim: shape.head_dim,
+            groups: groups.iter().map(group).collect(),
+            block_size: shape.block_size,
+            bytes_per_token: cost(layers),
+        }
+    }
+
+    fn write(&self, out: &mut String) {
+        let Geometry { layers, kv_heads, head_dim, block_size, .. } = self;
+        let _ = writeln!(
+            out,
+            "KV memory     {layers} layers, KV heads {kv_heads}, head dimension {head_dim}"
+        );
+        let all = amounts(&self.bytes_per_token);
+        let _ = writeln!(out, "  a token     {all}, in blocks of {block_size} tokens");
+        for Group { layers, window, bytes_per_token } in &self.groups {
+            let kind = window.map_or("full attention".into(), |w| format!("window of {w} tokens"));
+            let _ = writeln!(out, "  {layers:>3} layers  {kind}: {}", amounts(bytes_per_token));
+        }
+    }
+}
+
+fn amounts(bytes_per_token: &BTreeMap<&'static str, f64>) -> String {
+    let amount = |(format, bytes): (&&str, &f64)| match bytes.fract() == 0.0 {
+        true => format!("{format} {} bytes", grouped(*bytes as usize)),
+        false => format!("{format} {bytes:.1} bytes"),
+    };
+    bytes_per_token.iter().map(amount).collect::<Vec<_>>().join(", ")
+}
+
+/// A number with its thousands set apart: `23,040`.
+fn grouped(number: usize) -> String {
+    let digits = number.to_string();
+    let mut out = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            out.push(',');
+        }
+        out.push(digit);
+    }
+    out
 }

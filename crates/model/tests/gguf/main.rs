@@ -4,6 +4,7 @@ mod builder;
 mod damage;
 mod mutations;
 mod real_files;
+mod residency;
 
 use builder::{ARRAY, Builder, F64, I32, STRING, U8, U16, array, string};
 use reef_model::gguf::{Gguf, GgufError, Optional, TensorType, Value, ValueType, escape};
