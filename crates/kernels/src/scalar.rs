@@ -1,5 +1,6 @@
 //! The specification of every kernel, in plain loops; also the path for CPUs without SIMD tiers.
 
+use crate::ops::RopeStyle;
 use crate::simd::{EXP_MIN, EXP_POLY, LANES, LN2_HIGH, LN2_LOW};
 
 /// `e^x`; see [`crate::simd::exp`].
@@ -22,4 +23,106 @@ pub fn reduce_add(lanes: [f32; LANES]) -> f32 {
         }
     }
     lanes[0]
+}
+
+/// See [`crate::ops::rms_norm`].
+pub fn rms_norm(x: &[f32], weight: &[f32], epsilon: f32, out: &mut [f32]) {
+    scale_by(x, weight, inverse_rms(x, epsilon), out);
+}
+
+/// See [`crate::ops::rms_norm_in_place`].
+pub fn rms_norm_in_place(x: &mut [f32], weight: &[f32], epsilon: f32) {
+    let inverse = inverse_rms(x, epsilon);
+    scale_in_place_by(x, weight, inverse);
+}
+
+/// `1 / sqrt(mean(x²) + epsilon)`; squares are added in sixteen lanes.
+pub fn inverse_rms(x: &[f32], epsilon: f32) -> f32 {
+    let mut sums = [0.0_f32; LANES];
+    for x in x.chunks(LANES) {
+        for (sum, x) in sums.iter_mut().zip(x) {
+            *sum = x.mul_add(*x, *sum);
+        }
+    }
+    1.0 / (reduce_add(sums) / x.len() as f32 + epsilon).sqrt()
+}
+
+/// `out = x * factor * weight`. Inlined into the tiers: lanes do not meet.
+#[inline(always)]
+pub fn scale_by(x: &[f32], weight: &[f32], factor: f32, out: &mut [f32]) {
+    for ((out, x), weight) in out.iter_mut().zip(x).zip(weight) {
+        *out = x * factor * weight;
+    }
+}
+
+/// `x = x * factor * weight`. Inlined into the tiers: lanes do not meet.
+#[inline(always)]
+pub fn scale_in_place_by(x: &mut [f32], weight: &[f32], factor: f32) {
+    for (x, weight) in x.iter_mut().zip(weight) {
+        *x = *x * factor * weight;
+    }
+}
+
+/// See [`crate::ops::rope`]. Inlined into the tiers: pairs do not meet.
+#[inline(always)]
+pub fn rope(style: RopeStyle, head: &mut [f32], cos: &[f32], sin: &[f32]) {
+    match style {
+        RopeStyle::Interleaved => {
+            for ((pair, cos), sin) in head.chunks_exact_mut(2).zip(cos).zip(sin) {
+                (pair[0], pair[1]) = rotate(pair[0], pair[1], *cos, *sin);
+            }
+        }
+        RopeStyle::Half => {
+            let (low, high) = head.split_at_mut(cos.len());
+            for (((x, y), cos), sin) in low.iter_mut().zip(high).zip(cos).zip(sin) {
+                (*x, *y) = rotate(*x, *y, *cos, *sin);
+            }
+        }
+    }
+}
+
+/// Plain products and sums, not fused: the same on a CPU without fused multiply-add, and fast there.
+#[inline(always)]
+fn rotate(x: f32, y: f32, cos: f32, sin: f32) -> (f32, f32) {
+    (x * cos - y * sin, x * sin + y * cos)
+}
+
+/// See [`crate::ops::add`]. Inlined into the tiers: lanes do not meet.
+#[inline(always)]
+pub fn add(x: &mut [f32], y: &[f32]) {
+    for (x, y) in x.iter_mut().zip(y) {
+        *x += y;
+    }
+}
+
+/// `e^x` is asked for at most this: beyond, a sigmoid is below 1e-38 and `e^x` would overflow.
+pub const SIGMOID_LIMIT: f32 = 88.0;
+/// `2 √(2 / π)`.
+pub const GELU_SLOPE: f32 = 1.595_769_1;
+/// The cubic term of the tanh approximation of GELU.
+pub const GELU_CUBIC: f32 = 0.044_715;
+
+/// See [`crate::ops::silu_mul`].
+pub fn silu_mul(gate: &[f32], up: &[f32], out: &mut [f32]) {
+    gated(gate, up, out, |g| g);
+}
+
+/// See [`crate::ops::gelu_tanh_mul`].
+pub fn gelu_tanh_mul(gate: &[f32], up: &[f32], out: &mut [f32]) {
+    gated(gate, up, out, gelu_argument);
+}
+
+/// `2 √(2/π) (g + 0.044715 g³)`.
+pub fn gelu_argument(g: f32) -> f32 {
+    g * GELU_SLOPE * (g * g).mul_add(GELU_CUBIC, 1.0)
+}
+
+/// `out = gate * sigmoid(argument(gate)) * up`.
+pub fn gated(gate: &[f32], up: &[f32], out: &mut [f32], argument: impl Fn(f32) -> f32) {
+    for ((out, g), up) in out.iter_mut().zip(gate).zip(up) {
+        let negative = 0.0 - argument(*g);
+        // As a vector minimum: a NaN gives the limit, and stays in the numerator.
+        let negative = if negative < SIGMOID_LIMIT { negative } else { SIGMOID_LIMIT };
+        *out = g / (1.0 + exp(negative)) * up;
+    }
 }
