@@ -134,15 +134,19 @@ impl Relief<'_, '_> {
         }
         let mut next_layer = 0;
         loop {
-            let pages = self.pages_to_encode(block, next_layer);
-            let Some(&(first_layer, _)) = pages.first() else { return };
-            let targets = self.take_targets(group, format, &pages);
+            let wanted = self.pages_to_encode(block, next_layer).len();
+            if wanted == 0 {
+                return;
+            }
+            let targets = self.take_targets(group, format, wanted);
             if targets.places.is_empty() {
                 // The plan counted on room that others have taken since: what is done stays valid.
                 return;
             }
+            // Only now: making room may have moved the pages.
+            let pages = self.pages_to_encode(block, next_layer);
             let batch = &pages[..targets.places.len()];
-            next_layer = batch.last().map_or(first_layer, |(layer, _)| *layer) + 1;
+            next_layer = batch.last().map_or(usize::MAX, |(layer, _)| layer + 1);
             self.encode_batch(index, planned, (group, entry, format), batch, targets, encode);
         }
     }
@@ -156,19 +160,14 @@ impl Relief<'_, '_> {
         pages.filter(f16).collect()
     }
 
-    /// Target pages for as many of `pages` as the reserve has room for; at least one unless even
+    /// Target pages for as many of `wanted` pages as the reserve has room for; at least one unless even
     /// compaction yields none.
-    fn take_targets(
-        &mut self,
-        group: usize,
-        format: PageFormat,
-        pages: &[(usize, Page)],
-    ) -> TargetPages {
+    fn take_targets(&mut self, group: usize, format: PageFormat, wanted: usize) -> TargetPages {
         let class = self.shared.geometry.class_of[group][format];
         let mut targets = TargetPages { shared: self.shared.clone(), places: Vec::new() };
         let take = |targets: &mut TargetPages| {
             let mut state = self.shared.state();
-            while targets.places.len() < pages.len() {
+            while targets.places.len() < wanted {
                 let Some(place) = state.spans.take(class, Slot::Target, 0) else { break };
                 targets.places.push(place);
             }

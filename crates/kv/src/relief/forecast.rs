@@ -10,11 +10,16 @@ pub(super) struct Forecast<'a> {
     shared: &'a Shared,
     used: Vec<usize>,
     demand: Vec<usize>,
+    /// Spans in use before the first move.
+    spans_before: usize,
 }
 
 impl<'a> Forecast<'a> {
     pub(super) fn new(shared: &'a Shared, state: &State, demand: Vec<usize>) -> Forecast<'a> {
-        Forecast { shared, used: state.spans.used_pages(), demand }
+        let used = state.spans.used_pages();
+        let mut forecast = Forecast { shared, used, demand, spans_before: 0 };
+        forecast.spans_before = forecast.spans(false);
+        forecast
     }
 
     fn spans(&self, with_demand: bool) -> usize {
@@ -24,16 +29,19 @@ impl<'a> Forecast<'a> {
         (0..self.used.len()).map(spans).sum()
     }
 
-    /// Whether the demand fits beside what is used and the reserve.
+    /// Whether the demand fits beside what is used, without a span of the reserve.
     pub(super) fn satisfied(&self) -> bool {
         let geometry = &self.shared.geometry;
-        self.spans(true) + geometry.reserve_spans <= geometry.spans
+        let with_demand = self.spans(true);
+        with_demand == self.spans(false) || with_demand + geometry.reserve_spans <= geometry.spans
     }
 
-    /// Whether the reserve is whole once everything is compacted.
-    pub(super) fn reserve_is_whole(&self) -> bool {
+    /// Whether the moves so far leave the reserve whole, once everything is compacted, or at least as
+    /// large as they found it.
+    pub(super) fn reserve_is_kept(&self) -> bool {
         let geometry = &self.shared.geometry;
-        self.spans(false) + geometry.reserve_spans <= geometry.spans
+        let spans = self.spans(false);
+        spans + geometry.reserve_spans <= geometry.spans || spans <= self.spans_before
     }
 
     /// Moves `pages` pages of `group` from `from` to `to`, a page at a time as it will be carried out.

@@ -9,7 +9,7 @@ use crate::ledger::Reason;
 use crate::page::PageFormat;
 use crate::policy::{EvictionPolicy, SequenceSummary};
 use crate::pool::{BlockPool, State};
-use crate::table::{MAXIMUM_RUNS, Sequence};
+use crate::table::{MAXIMUM_RUNS, Sequence, SequenceConfig};
 
 /// Where a block lies in its sequence; a later zone gives way later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,13 +52,16 @@ pub fn plan_relief(
         return ReliefPlan::default();
     }
     let forecast = Forecast::new(&pool.shared, &state, demand_pages);
-    let mut planner =
-        Planner { pool, state: &state, demands, forecast, encodes: vec![], drops: vec![] };
-    let candidates = planner.candidates();
-    planner.encode_zone(&candidates, Zone::Middle);
-    planner.drop_blocks(policy, &over_context);
-    planner.encode_zone(&candidates, Zone::Tail);
-    planner.encode_zone(&candidates, Zone::Sinks);
+    let (encodes, drops) = (Vec::new(), Vec::new());
+    let mut planner = Planner { pool, state: &state, demands, forecast, encodes, drops };
+    planner.drop_over_context(policy, &over_context);
+    if compaction {
+        let candidates = planner.candidates();
+        planner.encode_zone(&candidates, Zone::Middle);
+        planner.drop_for_demand(policy);
+        planner.encode_zone(&candidates, Zone::Tail);
+        planner.encode_zone(&candidates, Zone::Sinks);
+    }
     planner.finish(compaction)
 }
 
@@ -135,11 +138,8 @@ impl Planner<'_> {
                 return;
             }
             let sequence = self.demands[candidate.sequence].sequence;
-            let gone = |drop: &Move| {
-                drop.request == sequence.config().request && drop.first == candidate.first
-            };
             let full = self.pool.config().groups[candidate.group].window.is_none();
-            if full && self.drops.iter().any(gone) {
+            if full && self.is_dropped(sequence.config().request, candidate.first) {
                 continue;
             }
             let Candidate { group, pages, .. } = *candidate;
@@ -150,24 +150,28 @@ impl Planner<'_> {
         }
     }
 
-    /// Drops until the demand fits, at least [`EVICT_BATCH_BLOCKS`] once it begins; and from each
-    /// sequence what exceeds its trained context.
-    fn drop_blocks(&mut self, policy: &dyn EvictionPolicy, over_context: &[usize]) {
+    /// Drops from each sequence what would exceed its trained context.
+    fn drop_over_context(&mut self, policy: &dyn EvictionPolicy, over_context: &[usize]) {
+        for (index, &over) in over_context.iter().enumerate().filter(|(_, over)| **over > 0) {
+            let order = drop_order(self.demands[index].sequence, policy, self.state);
+            for first in order.into_iter().take(over.max(EVICT_BATCH_BLOCKS)) {
+                self.drop_block(index, first, Reason::Context);
+            }
+        }
+    }
+
+    /// Drops until the demand fits, at least [`EVICT_BATCH_BLOCKS`] once it begins.
+    fn drop_for_demand(&mut self, policy: &dyn EvictionPolicy) {
         let mut victims = Vec::new();
         for (index, demand) in self.demands.iter().enumerate() {
-            let sequence = demand.sequence;
-            if !sequence.config().contract.permits(Rung::Evict) {
+            let SequenceConfig { request, contract, priority, .. } = *demand.sequence.config();
+            if !contract.permits(Rung::Evict) {
                 continue;
             }
-            let order = drop_order(sequence, policy, self.state);
-            let over = over_context[index];
-            let context = if over > 0 { over.max(EVICT_BATCH_BLOCKS) } else { 0 };
-            for first in order.iter().take(context) {
-                self.drop_block(index, *first, Reason::Context);
-            }
-            let priority = sequence.config().priority;
-            let rest = order.iter().skip(context).enumerate();
-            victims.extend(rest.map(|(rank, &first)| (priority, rank, index, first)));
+            let mut order = drop_order(demand.sequence, policy, self.state);
+            order.retain(|first| !self.is_dropped(request, *first));
+            let ranked = order.into_iter().enumerate();
+            victims.extend(ranked.map(|(rank, first)| (priority, rank, index, first)));
         }
         // Ranks interleave sequences of one priority: each gives its first choice before any its second.
         victims.sort_unstable();
@@ -178,6 +182,10 @@ impl Planner<'_> {
             }
             self.drop_block(index, first, Reason::Demand);
         }
+    }
+
+    fn is_dropped(&self, request: u64, first: usize) -> bool {
+        self.drops.iter().any(|drop| drop.request == request && drop.first == first)
     }
 
     fn drop_block(&mut self, index: usize, first: usize, reason: Reason) {
@@ -208,14 +216,14 @@ impl Planner<'_> {
 
     fn finish(mut self, compaction: bool) -> ReliefPlan {
         // A re-encode of few pages may cost more spans than it frees: then it is not worth its harm.
-        while !self.forecast.reserve_is_whole() {
+        while !self.forecast.reserve_is_kept() {
             let Some((candidate, _)) = self.encodes.pop() else { break };
             let Candidate { group, pages, .. } = candidate;
             self.forecast.undo_encode(group, PageFormat::F16, PageFormat::Int8, pages);
         }
         let mut moves = self.drops;
         moves.extend(self.encodes.iter().map(|(_, planned)| *planned));
-        let shortage = self.forecast.shortage();
+        let shortage = if compaction { self.forecast.shortage() } else { None };
         ReliefPlan { moves, shortage, demand_pages: self.forecast.into_demand(), compaction }
     }
 }
