@@ -291,10 +291,8 @@ impl Shared {
         movable: impl Fn(u32) -> bool,
     ) -> Vec<Relocation> {
         let mut all_moves = Vec::new();
-        let short = |state: &State| {
-            state.spans.empty_spans() < keep_empty || !state.spans.can_take(pages, keep_empty)
-        };
-        while short(state) {
+        // Not further: emptying a span to refill the reserve could take the room the demand needs.
+        while !state.spans.can_take(pages, keep_empty) {
             let State { spans, blocks, .. } = state;
             let single = |owner: PageOwner| blocks[owner.block as usize].owners == 1;
             let moves = spans.compact_one(|owner| single(owner) && movable(owner.block));

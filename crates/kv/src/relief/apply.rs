@@ -39,6 +39,9 @@ pub struct ReliefOutcome {
     pub moved_pages: usize,
     /// Pages the kernel refused (NaN or infinity).
     pub refused_pages: usize,
+    /// Blocks left as they were, or in part, because no target page was to be had. None for a plan of
+    /// `plan_relief` that is carried out at once.
+    pub unfinished_blocks: usize,
     /// Bytes of pages given back.
     pub gained_bytes: usize,
 }
@@ -83,7 +86,7 @@ pub fn apply_relief(
         }
     }
     if !plan.demand_pages.is_empty() {
-        relief.compact(&plan.demand_pages);
+        relief.compact_for(&plan.demand_pages, pool.shared.geometry.reserve_spans);
     }
     Ok(relief.outcome)
 }
@@ -140,7 +143,8 @@ impl Relief<'_, '_> {
             }
             let targets = self.take_targets(group, format, wanted);
             if targets.places.is_empty() {
-                // The plan counted on room that others have taken since: what is done stays valid.
+                // Others have taken the room since, or the plan promised none: what is done is valid.
+                self.outcome.unfinished_blocks += 1;
                 return;
             }
             // Only now: making room may have moved the pages.
@@ -225,11 +229,7 @@ impl Relief<'_, '_> {
         }
     }
 
-    /// Makes room for `pages` and refills the reserve.
-    fn compact(&mut self, pages: &[usize]) {
-        self.compact_for(pages, self.shared.geometry.reserve_spans);
-    }
-
+    /// Makes room for `pages`, leaving `keep_empty` spans empty, and has the views follow.
     fn compact_for(&mut self, pages: &[usize], keep_empty: usize) {
         let mut holders = HashMap::new();
         for (index, sequence) in self.sequences.iter().enumerate() {
