@@ -1,1 +1,77 @@
-fn main() {}
+//! The developer's words. `cargo xtask test` is the one command that CI and people run.
+
+mod bench;
+mod golden;
+mod licenses;
+mod peers;
+mod test;
+mod tidy;
+
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
+
+use anyhow::{Context as _, bail, ensure};
+
+const USAGE: &str = "usage: cargo xtask WORD
+  test               everything CI checks: models, style, licenses, lints, all tests
+  tidy               the house rules that no compiler checks
+  licenses           the licenses of all dependencies
+  golden [NAME]      writes test vectors anew (xtask/golden/*.py), in a venv under target/
+  bench [ARGUMENTS]  reef bench beside llama.cpp; appends to bench/results/
+  peers              installs the peers that benches measure against";
+
+fn main() -> ExitCode {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    match run(&words) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(words: &[String]) -> anyhow::Result<()> {
+    let (word, rest) = words.split_first().context(USAGE)?;
+    match (word.as_str(), rest) {
+        ("test", []) => test::run(),
+        ("tidy", []) => tidy::run(),
+        ("licenses", []) => licenses::run(),
+        ("golden", names) => golden::run(names),
+        ("bench", arguments) => bench::run(arguments),
+        ("peers", []) => peers::run(),
+        _ => bail!("`{}` is no word of xtask\n{USAGE}", words.join(" ")),
+    }
+}
+
+/// The repository's root.
+fn root() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+/// A command that will run at the root.
+fn command(program: &str, arguments: &[&str]) -> Command {
+    let mut command = Command::new(program);
+    command.current_dir(root()).args(arguments);
+    command
+}
+
+/// This cargo, at the root.
+fn cargo(arguments: &[&str]) -> Command {
+    command(&std::env::var("CARGO").unwrap_or("cargo".into()), arguments)
+}
+
+/// Runs a command with its output shown; fails where it does.
+fn run_shown(mut command: Command) -> anyhow::Result<()> {
+    let status = command.status().with_context(|| format!("cannot start {command:?}"))?;
+    ensure!(status.success(), "{command:?} ended with {status}");
+    Ok(())
+}
+
+/// What a command prints on stdout; its stderr is shown; fails where it does.
+fn read(mut command: Command) -> anyhow::Result<String> {
+    command.stderr(std::process::Stdio::inherit());
+    let output = command.output().with_context(|| format!("cannot start {command:?}"))?;
+    ensure!(output.status.success(), "{command:?} ended with {}", output.status);
+    String::from_utf8(output.stdout).with_context(|| format!("{command:?} printed no UTF-8"))
+}
