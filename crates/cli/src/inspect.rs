@@ -317,3 +317,66 @@ fn grouped(number: usize) -> String {
     }
     out
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A little file whose name and token try to steer the terminal.
+    fn file() -> Gguf {
+        let string = |text: &str| [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat();
+        let (number, words, list) = (4u32.to_le_bytes(), 8u32.to_le_bytes(), 9u32.to_le_bytes());
+        let entry =
+            |key: &str, kind: [u8; 4], value: &[u8]| [&string(key), &kind[..], value].concat();
+        let tokens = [&words[..], &1u64.to_le_bytes(), &string("<s>\u{1b}]0;x\u{7}")].concat();
+        let keys = [
+            entry("general.architecture", words, &string("llama")),
+            entry("general.name", words, &string("a\u{1b}[2J\nFile forged")),
+            entry("tokenizer.ggml.model", words, &string("gpt2")),
+            entry("tokenizer.ggml.tokens", list, &tokens),
+            entry("tokenizer.ggml.bos_token_id", number, &0u32.to_le_bytes()),
+            entry("tokenizer.ggml.eos_token_id", number, &9u32.to_le_bytes()),
+        ];
+        let mut bytes = [&b"GGUF"[..], &3u32.to_le_bytes(), &1u64.to_le_bytes()].concat();
+        bytes.extend((keys.len() as u64).to_le_bytes());
+        bytes.extend(keys.concat());
+        bytes.extend(string("w"));
+        bytes.extend([2u32, 32, 0, 2, 0, 20, 0, 0].iter().flat_map(|word| word.to_le_bytes()));
+        bytes.resize(bytes.len().next_multiple_of(32) + 36, 0);
+        Gguf::from_bytes(bytes).unwrap()
+    }
+
+    #[test]
+    fn the_text_has_no_control_characters_of_the_file() {
+        let text = Report::new("a.gguf", &file()).unwrap().text();
+        assert!(!text.contains(|c: char| c.is_control() && c != '\n'), "{text:?}");
+        assert!(text.contains("Name          a\\u{1b}[2J\\nFile forged\n"), "{text}");
+        assert!(text.contains("  bos         0 <s>\\u{1b}]0;x\\u{7}\n"), "{text}");
+        assert!(text.contains("  eos         9 outside the vocabulary\n"), "{text}");
+    }
+
+    #[test]
+    fn types_are_summed_and_marked() {
+        let report = Report::new("a.gguf", &file()).unwrap();
+        let sum = &report.types["IQ4_NL"];
+        assert_eq!((sum.tensors, sum.parameters, sum.bytes, sum.readable), (1, 64, 36, false));
+        assert!(report.text().contains("Reef does not compute with this type"));
+        let json = serde_json::to_value(&report).unwrap();
+        assert_eq!(json["tensors"][0]["shape"], serde_json::json!([32, 2]));
+        assert!(json["kv"]["error"].is_string());
+    }
+
+    #[test]
+    fn a_token_of_smollm2_costs_what_the_documents_say() {
+        let shape = PageShape { kv_heads: 3, head_dim: 64, block_size: BLOCK_SIZE };
+        let kv = Geometry::of(shape, &[(30, None)]);
+        assert_eq!(kv.bytes_per_token["f16"], 23_040.0);
+        assert_eq!(kv.bytes_per_token["int8"], 12_960.0);
+        assert_eq!(amounts(&kv.bytes_per_token), "f16 23,040 bytes, int8 12,960 bytes");
+    }
+
+    #[test]
+    fn numbers_are_set_apart() {
+        assert_eq!([0, 999, 1000, 12_345_678].map(grouped), ["0", "999", "1,000", "12,345,678"]);
+    }
+}
