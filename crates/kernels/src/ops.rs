@@ -123,8 +123,8 @@ tiered! {
     pub fn gelu_tanh_mul(gate: &[f32], up: &[f32], out: &mut [f32])
     checks { assert!(gate.len() == up.len() && gate.len() == out.len(), "one length"); }
     scalar scalar::gelu_tanh_mul(gate, up, out);
-    avx2 gated::<Avx2>(gate, up, out, |g| gelu_argument::<Avx2>(g));
-    avx512 gated::<Avx512>(gate, up, out, |g| gelu_argument::<Avx512>(g));
+    avx2 gated::<Avx2>(gate, up, out, gelu_argument::<Avx2>);
+    avx512 gated::<Avx512>(gate, up, out, gelu_argument::<Avx512>);
 }
 
 tiered! {

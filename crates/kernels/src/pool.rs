@@ -7,7 +7,7 @@
 use std::any::Any;
 use std::cell::{Cell, UnsafeCell};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -19,7 +19,14 @@ const SPIN_TIME: Duration = Duration::from_micros(80);
 const POLLS_PER_CLOCK: u32 = 64;
 /// How long the caller spins for its workers before it yields: beyond this a worker has probably lost
 /// its core, and giving up ours is the quickest way to get it back.
-const CALLER_SPIN_TIME: Duration = Duration::from_micros(200);
+const CALLER_SPIN_TIME: Duration = Duration::from_micros(100);
+
+/// Set in a ticket when its job takes no more workers.
+const CLOSED: u64 = 1 << 31;
+/// The bits of a ticket that count the workers that joined.
+const JOINED: u64 = CLOSED - 1;
+/// The lowest bit of a ticket's generation.
+const GENERATION: u64 = 1 << 32;
 
 type Job<'a> = &'a (dyn Fn(usize) + Sync);
 
@@ -33,14 +40,15 @@ thread_local! {
 struct OwnLine<T>(T);
 
 struct Shared {
-    /// Counts jobs; a change starts the workers.
-    generation: OwnLine<AtomicUsize>,
-    /// Workers that have not finished the current job.
-    remaining: OwnLine<AtomicUsize>,
+    /// Generation, [`CLOSED`] and [`JOINED`] of the current job. A worker that sees a new generation
+    /// adds 1: it has joined, unless the value it added to was closed.
+    ticket: OwnLine<AtomicU64>,
+    /// Workers that joined the current job and are done.
+    finished: OwnLine<AtomicUsize>,
     /// Workers asleep or about to be.
     sleepers: OwnLine<AtomicUsize>,
-    /// The job of the current generation. Written only by the caller that holds `turn`, while
-    /// `remaining` is 0; read by workers between a new generation and their decrement of `remaining`.
+    /// The current job. Written only by the caller that holds `turn`, while the ticket is closed and
+    /// all who joined have finished; read by workers between joining and finishing.
     job: UnsafeCell<Option<Job<'static>>>,
     stop: AtomicBool,
     bed: Mutex<()>,
@@ -48,8 +56,8 @@ struct Shared {
     panic: Mutex<Option<Box<dyn Any + Send>>>,
 }
 
-// SAFETY: `job` is the only field that is not Sync; `generation` (release) and `remaining` (acquire)
-// order its writes and reads as its comment says.
+// SAFETY: `job` is the only field that is not Sync; `ticket` and `finished` order its writes and reads
+// as its comment says.
 unsafe impl Sync for Shared {}
 
 /// A fixed set of threads that run one job together and meet again at its end.
@@ -66,8 +74,8 @@ impl BarrierPool {
     /// [`threads`](Self::threads).
     pub fn new(threads: usize) -> BarrierPool {
         let shared = Arc::new(Shared {
-            generation: OwnLine(AtomicUsize::new(0)),
-            remaining: OwnLine(AtomicUsize::new(0)),
+            ticket: OwnLine(AtomicU64::new(CLOSED)),
+            finished: OwnLine(AtomicUsize::new(0)),
             sleepers: OwnLine(AtomicUsize::new(0)),
             job: UnsafeCell::new(None),
             stop: AtomicBool::new(false),
@@ -100,41 +108,18 @@ impl BarrierPool {
     /// # Panics
     /// Carries on the first panic of a job after all threads are done; the pool stays usable.
     pub fn run(&self, job: &(dyn Fn(usize) + Sync)) {
-        if self.workers.is_empty() || IN_JOB.get() {
-            (0..self.threads()).for_each(job);
-            return;
-        }
-        let turn = lock(&self.turn);
-        let shared = &*self.shared;
-        // SAFETY: only the lifetime changes; no worker touches the job after `remaining` is 0, and we
-        // do not return (or unwind) before that.
-        let eternal = unsafe { std::mem::transmute::<Job<'_>, Job<'static>>(job) };
-        // SAFETY: we hold `turn` and `remaining` is 0, so nobody reads the cell.
-        unsafe { *shared.job.get() = Some(eternal) };
-        shared.remaining.0.store(self.workers.len(), Ordering::Relaxed);
-        // SeqCst with the worker's `sleepers` increment: either it sees this generation, or we see it.
-        shared.generation.0.fetch_add(1, Ordering::SeqCst);
-        if shared.sleepers.0.load(Ordering::SeqCst) > 0 {
-            drop(lock(&shared.bed));
-            shared.wake.notify_all();
-        }
-        let mine = guarded(job, 0);
-        wait_for_zero(&shared.remaining.0);
-        let theirs = lock(&shared.panic).take();
-        drop(turn);
-        if let Some(panic) = mine.err().or(theirs) {
-            resume_unwind(panic);
-        }
+        self.start(job, true);
     }
 
     /// Runs `job(item, thread)` for every item in `0..items`; threads take the next item from a shared
-    /// cursor, so uneven items balance themselves.
+    /// cursor, so uneven items balance themselves, and a worker that has lost its core is not waited for
+    /// before it has taken one.
     ///
     /// # Panics
     /// As [`run`](Self::run); items not yet started may be left undone then.
     pub fn for_each(&self, items: usize, job: &(dyn Fn(usize, usize) + Sync)) {
         let cursor = OwnLine(AtomicUsize::new(0));
-        self.run(&|thread| {
+        let take_items = |thread| {
             loop {
                 let item = cursor.0.fetch_add(1, Ordering::Relaxed);
                 if item >= items {
@@ -142,16 +127,46 @@ impl BarrierPool {
                 }
                 job(item, thread);
             }
-        });
+        };
+        self.start(&take_items, false);
+    }
+
+    /// Runs `job` on the calling thread and the workers: on `all`, or on those that come before the
+    /// caller is done.
+    fn start(&self, job: Job<'_>, all: bool) {
+        if self.workers.is_empty() || IN_JOB.get() {
+            (0..self.threads()).for_each(job);
+            return;
+        }
+        let turn = lock(&self.turn);
+        let shared = &*self.shared;
+        // SAFETY: only the lifetime changes; no worker touches the job once the ticket is closed and all
+        // who joined have finished, and we do not return (or unwind) before that.
+        let eternal = unsafe { std::mem::transmute::<Job<'_>, Job<'static>>(job) };
+        // SAFETY: we hold `turn` and the last job is over, so nobody reads the cell.
+        unsafe { *shared.job.get() = Some(eternal) };
+        shared.finished.0.store(0, Ordering::Relaxed);
+        shared.next_ticket(0);
+        let mine = guarded(job, 0);
+        if all {
+            wait_until(|| {
+                shared.ticket.0.load(Ordering::Acquire) & JOINED == self.workers.len() as u64
+            });
+        }
+        let joined = shared.ticket.0.fetch_or(CLOSED, Ordering::AcqRel) & JOINED;
+        wait_until(|| shared.finished.0.load(Ordering::Acquire) as u64 == joined);
+        let theirs = lock(&shared.panic).take();
+        drop(turn);
+        if let Some(panic) = mine.err().or(theirs) {
+            resume_unwind(panic);
+        }
     }
 }
 
 impl Drop for BarrierPool {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::SeqCst);
-        self.shared.generation.0.fetch_add(1, Ordering::SeqCst);
-        drop(lock(&self.shared.bed));
-        self.shared.wake.notify_all();
+        self.shared.next_ticket(CLOSED);
         for worker in self.workers.drain(..) {
             // A worker catches the panics of its jobs, so there is nothing to report here.
             let _ = worker.join();
@@ -159,32 +174,51 @@ impl Drop for BarrierPool {
     }
 }
 
-/// The life of a worker: wait for a generation, run its job, report.
+impl Shared {
+    /// Issues the ticket of the next generation and wakes who sleeps.
+    fn next_ticket(&self, flags: u64) {
+        let generation =
+            (self.ticket.0.load(Ordering::Relaxed) & !(GENERATION - 1)).wrapping_add(GENERATION);
+        // SeqCst with a worker's `sleepers` increment: either it sees this ticket, or we see it. Nobody
+        // adds to a closed ticket anything that counts, so a plain store is right.
+        self.ticket.0.store(generation | flags, Ordering::SeqCst);
+        if self.sleepers.0.load(Ordering::SeqCst) > 0 {
+            drop(lock(&self.bed));
+            self.wake.notify_all();
+        }
+    }
+}
+
+/// The life of a worker: wait for a ticket, join, run the job, report.
 fn worker(shared: &Shared, thread: usize) {
     let mut seen = 0;
     loop {
-        seen = next_generation(shared, seen);
+        wait_for_ticket(shared, seen);
+        let ticket = shared.ticket.0.fetch_add(1, Ordering::AcqRel);
+        seen = ticket / GENERATION;
         if shared.stop.load(Ordering::SeqCst) {
             return;
         }
-        // SAFETY: a new generation was acquired and `remaining` counts us, so the cell is not written.
+        if ticket & CLOSED != 0 {
+            continue;
+        }
+        // SAFETY: we joined, so the cell is not written before we finish.
         if let Some(job) = unsafe { *shared.job.get() }
             && let Err(panic) = guarded(job, thread)
         {
             lock(&shared.panic).get_or_insert(panic);
         }
-        shared.remaining.0.fetch_sub(1, Ordering::Release);
+        shared.finished.0.fetch_add(1, Ordering::Release);
     }
 }
 
-/// Waits until the generation is no longer `seen` and returns it: spins first, then sleeps.
-fn next_generation(shared: &Shared, seen: usize) -> usize {
+/// Waits until the generation is no longer `seen`: spins first, then sleeps.
+fn wait_for_ticket(shared: &Shared, seen: u64) {
     let mut since = None;
     loop {
         for _ in 0..POLLS_PER_CLOCK {
-            let generation = shared.generation.0.load(Ordering::Acquire);
-            if generation != seen {
-                return generation;
+            if shared.ticket.0.load(Ordering::Acquire) / GENERATION != seen {
+                return;
             }
             std::hint::spin_loop();
         }
@@ -194,28 +228,23 @@ fn next_generation(shared: &Shared, seen: usize) -> usize {
     }
 }
 
-/// Sleeps until the generation is no longer `seen` and returns it.
-fn sleep(shared: &Shared, seen: usize) -> usize {
+/// Sleeps until the generation is no longer `seen`.
+fn sleep(shared: &Shared, seen: u64) {
     let mut bed = lock(&shared.bed);
     shared.sleepers.0.fetch_add(1, Ordering::SeqCst);
-    let generation = loop {
-        let generation = shared.generation.0.load(Ordering::SeqCst);
-        if generation != seen {
-            break generation;
-        }
+    while shared.ticket.0.load(Ordering::SeqCst) / GENERATION == seen {
         bed = shared.wake.wait(bed).unwrap_or_else(PoisonError::into_inner);
-    };
+    }
     shared.sleepers.0.fetch_sub(1, Ordering::SeqCst);
-    generation
 }
 
 /// Waits for the workers: spins first, then gives its core away between looks.
-fn wait_for_zero(remaining: &AtomicUsize) {
+fn wait_until(done: impl Fn() -> bool) {
     let mut since = None;
     let mut patient = false;
     loop {
         for _ in 0..POLLS_PER_CLOCK {
-            if remaining.load(Ordering::Acquire) == 0 {
+            if done() {
                 return;
             }
             std::hint::spin_loop();

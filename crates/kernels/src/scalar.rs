@@ -98,7 +98,7 @@ pub fn add(x: &mut [f32], y: &[f32]) {
 /// `e^x` is asked for at most this: beyond, a sigmoid is below 1e-38 and `e^x` would overflow.
 pub const SIGMOID_LIMIT: f32 = 88.0;
 /// `2 √(2 / π)`.
-pub const GELU_SLOPE: f32 = 1.595_769_1;
+pub const GELU_SLOPE: f32 = 1.595_769;
 /// The cubic term of the tanh approximation of GELU.
 pub const GELU_CUBIC: f32 = 0.044_715;
 

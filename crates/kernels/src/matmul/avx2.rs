@@ -39,13 +39,17 @@ impl MatmulTier for Avx2 {
             });
         }
     }
-    unsafe fn int8_row<P: PanelFormat>(
+    unsafe fn int8_packed<P: PanelFormat>(
         panel: *const u8,
         groups: usize,
         x: TileView,
-        out: &mut [f32; PANEL_ROWS],
+        out: &mut Accumulators,
     ) {
-        unsafe { int8_row::<P>(panel, groups, x, out) }
+        unsafe {
+            in_runs!(x.width, [4 3 2 1], |first, R| {
+                int8_packed::<P, R>(panel, groups, x, first, &mut out.0[first..first + R])
+            });
+        }
     }
     unsafe fn dequantize<P: PanelFormat>(panel: *const u8, groups: Range<usize>, out: *mut f32) {
         unsafe { dequantize::<P>(panel, groups, out) }
@@ -232,14 +236,14 @@ unsafe fn add_group<P: PanelFormat>(
     }
 }
 
-/// Integer sums of one group, `R` rows from row `first` of a tile. Six rows take 12 sums, two vectors of
-/// codes and one of activations of the 16 registers.
+/// Integer sums of one group, `R` rows from row `first` of a tile; `codes(step, half)` gives the weights.
+/// Six rows take 12 sums, two vectors of codes and one of activations of the 16 registers.
 ///
 /// # Safety
-/// Needs the tier; `w` points to the unpacked codes of the group, the view holds it.
+/// Needs the tier; the view holds the group.
 #[inline(always)]
 unsafe fn group_sums<P: PanelFormat, const R: usize>(
-    w: *const u8,
+    codes: impl Fn(usize, usize) -> __m256i,
     x: &TileView,
     group: usize,
     first: usize,
@@ -254,9 +258,7 @@ unsafe fn group_sums<P: PanelFormat, const R: usize>(
         for run in (0..P::STEPS).step_by(steps_per_sum::<P>()) {
             let mut short = [[_mm256_setzero_si256(); 2]; R];
             for step in run..run + steps_per_sum::<P>() {
-                let w = w.add(step * STEP_CODES);
-                let halves =
-                    [_mm256_load_si256(w.cast()), _mm256_load_si256(w.add(STEP_CODES / 2).cast())];
+                let halves = [codes(step, 0), codes(step, 1)];
                 for row in 0..R {
                     let x = splat_step(x_codes.add((step * x.width + row) * 4));
                     for half in 0..2 {
@@ -293,7 +295,10 @@ unsafe fn int8_rows<P: PanelFormat, const R: usize>(
         for group in 0..groups {
             let w: *const u8 = slab.codes.as_ptr().cast();
             let w = w.add(group * P::STEPS * STEP_CODES);
-            let sums = group_sums::<P, R>(w, &x, group, first);
+            let codes = |step: usize, half: usize| {
+                _mm256_load_si256(w.add(step * STEP_CODES + half * STEP_CODES / 2).cast())
+            };
+            let sums = group_sums::<P, R>(codes, &x, group, first);
             let scales = Avx2::load(slab.scales.as_ptr().cast::<f32>().add(group * PANEL_ROWS));
             let minima = if P::ASYMMETRIC {
                 Avx2::load(slab.minima.as_ptr().cast::<f32>().add(group * PANEL_ROWS))
@@ -310,39 +315,33 @@ unsafe fn int8_rows<P: PanelFormat, const R: usize>(
     }
 }
 
+/// `R` rows from row `first` of a tile times a packed panel.
+///
 /// # Safety
-/// See [`MatmulTier::int8_row`].
+/// See [`MatmulTier::int8_packed`]; `out` holds R rows.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn int8_row<P: PanelFormat>(
+unsafe fn int8_packed<P: PanelFormat, const R: usize>(
     panel: *const u8,
     groups: usize,
     x: TileView,
-    out: &mut [f32; PANEL_ROWS],
+    first: usize,
+    out: &mut [[f32; PANEL_ROWS]],
 ) {
-    // SAFETY: the panel and the view hold `groups` groups.
+    // SAFETY: the panel and the view hold `groups` groups, `out` R rows.
     unsafe {
-        let mut floats = Avx2::splat(0.0);
+        let mut floats = [Avx2::splat(0.0); R];
         for group in 0..groups {
-            let codes = panel.add(P::LAYOUT.codes_offset(group));
-            let x_codes = x.codes.add(group * P::LAYOUT.group);
-            let mut sums = [first_sums::<P>(&x, group, 0); 2];
-            for run in (0..P::STEPS).step_by(steps_per_sum::<P>()) {
-                let mut short = [_mm256_setzero_si256(); 2];
-                for step in run..run + steps_per_sum::<P>() {
-                    let x = splat_step(x_codes.add(4 * step));
-                    for half in 0..2 {
-                        let products = multiply::<P>(factor_codes::<P>(codes, step, half), x);
-                        short[half] = _mm256_add_epi16(short[half], products);
-                    }
-                }
-                for half in 0..2 {
-                    sums[half] = _mm256_add_epi32(sums[half], widen_sums(short[half]));
-                }
-            }
+            let planes = panel.add(P::LAYOUT.codes_offset(group));
+            let codes = |step: usize, half: usize| factor_codes::<P>(planes, step, half);
+            let sums = group_sums::<P, R>(codes, &x, group, first);
             let side = scales_and_minima::<Avx2, P>(panel, group);
-            floats = add_group::<P>(floats, sums, side, &x, group, 0);
+            for row in 0..R {
+                floats[row] = add_group::<P>(floats[row], sums[row], side, &x, group, first + row);
+            }
         }
-        Avx2::store(out.as_mut_ptr(), floats);
+        for row in 0..R {
+            Avx2::store(out[row].as_mut_ptr(), floats[row]);
+        }
     }
 }
 

@@ -31,13 +31,18 @@ impl MatmulTier for Avx512 {
             });
         }
     }
-    unsafe fn int8_row<P: PanelFormat>(
+    unsafe fn int8_packed<P: PanelFormat>(
         panel: *const u8,
         groups: usize,
         x: TileView,
-        out: &mut [f32; PANEL_ROWS],
+        out: &mut Accumulators,
     ) {
-        unsafe { int8_row::<P>(panel, groups, x, out) }
+        // All lanes of the tile at once, real rows or not: the codes are decoded once.
+        unsafe {
+            in_runs!(x.width, [8 6 4 3 2 1], |first, R| {
+                int8_packed::<P, R>(panel, groups, x, first, &mut out.0[first..first + R])
+            });
+        }
     }
     unsafe fn dequantize<P: PanelFormat>(panel: *const u8, groups: Range<usize>, out: *mut f32) {
         unsafe { dequantize::<P>(panel, groups, out) }
@@ -229,35 +234,50 @@ unsafe fn int8_rows<P: PanelFormat, const R: usize>(
     }
 }
 
+/// `R` rows from row `first` of a tile times a packed panel.
+///
 /// # Safety
-/// See [`MatmulTier::int8_row`].
+/// See [`MatmulTier::int8_packed`]; `out` holds R rows.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-unsafe fn int8_row<P: PanelFormat>(
+unsafe fn int8_packed<P: PanelFormat, const R: usize>(
     panel: *const u8,
     groups: usize,
     x: TileView,
-    out: &mut [f32; PANEL_ROWS],
+    first: usize,
+    out: &mut [[f32; PANEL_ROWS]],
 ) {
-    // SAFETY: the panel and the view hold `groups` groups.
+    // SAFETY: the panel and the view hold `groups` groups, `out` R rows.
     unsafe {
-        let mut floats = _mm512_setzero_ps();
+        let mut floats = [_mm512_setzero_ps(); R];
         for group in 0..groups {
             let codes = panel.add(P::LAYOUT.codes_offset(group));
-            let x_codes = x.codes.add(group * P::LAYOUT.group);
+            let mut x_codes = x.codes.add((group * P::STEPS * x.width + first) * 4);
             // Two chains: the sums are exact, so their order is free.
-            let mut even = first_sums::<P>(&x, group, 0);
-            let mut odd = _mm512_setzero_si512();
+            let mut even = [_mm512_setzero_si512(); R];
+            let mut odd = even;
+            for row in 0..R {
+                even[row] = first_sums::<P>(&x, group, first + row);
+            }
             for step in (0..P::STEPS).step_by(2) {
-                let now = splat_step(x_codes.add(4 * step));
-                even = _mm512_dpbusd_epi32(even, step_codes::<P>(codes, step), now);
-                let next = splat_step(x_codes.add(4 * step + 4));
-                odd = _mm512_dpbusd_epi32(odd, step_codes::<P>(codes, step + 1), next);
+                let now = step_codes::<P>(codes, step);
+                let next = step_codes::<P>(codes, step + 1);
+                for row in 0..R {
+                    let x_now = splat_step(x_codes.add(4 * row));
+                    let x_next = splat_step(x_codes.add(4 * (x.width + row)));
+                    even[row] = _mm512_dpbusd_epi32(even[row], now, x_now);
+                    odd[row] = _mm512_dpbusd_epi32(odd[row], next, x_next);
+                }
+                x_codes = x_codes.add(8 * x.width);
             }
             let side = scales_and_minima::<Avx512, P>(panel, group);
-            let sums = _mm512_add_epi32(even, odd);
-            floats = add_group::<P>(floats, sums, side, &x, group, 0);
+            for row in 0..R {
+                let sums = _mm512_add_epi32(even[row], odd[row]);
+                floats[row] = add_group::<P>(floats[row], sums, side, &x, group, first + row);
+            }
         }
-        _mm512_storeu_ps(out.as_mut_ptr(), floats);
+        for row in 0..R {
+            _mm512_storeu_ps(out[row].as_mut_ptr(), floats[row]);
+        }
     }
 }
 

@@ -19,6 +19,9 @@ const FLOAT_SLAB_K: usize = 256;
 /// Activations that meet a chunk of panels before the next rows come: half of a small level-2 cache.
 const BLOCK_BYTES: usize = 256 << 10;
 
+/// Up to this many rows the weights are not unpacked to memory first.
+const FEW_ROWS: usize = 8;
+
 /// A quantised format at compile time.
 pub(super) trait PanelFormat: 'static {
     const FORMAT: WeightFormat;
@@ -100,14 +103,14 @@ pub(super) trait MatmulTier: Simd {
         out: &mut Accumulators,
     );
 
-    /// One row times a whole panel, straight from the packed bits. `x` has width 1.
+    /// All rows of a tile (at most 8) times a whole panel, straight from the packed bits.
     /// # Safety
     /// See the trait.
-    unsafe fn int8_row<P: PanelFormat>(
+    unsafe fn int8_packed<P: PanelFormat>(
         panel: *const u8,
         groups: usize,
         x: TileView,
-        out: &mut [f32; PANEL_ROWS],
+        out: &mut Accumulators,
     );
 
     /// Dequantises `groups` groups to `[k][16 rows]`.
@@ -147,8 +150,8 @@ pub(super) unsafe fn int8_panels<T: MatmulTier>(
     // SAFETY: the caller's promises; the shapes were checked by `matmul`.
     unsafe {
         with_panel_format!(weights.format(), P => {
-            if x.rows() == 1 {
-                int8_single_row::<T, P>(weights, panels, x, out);
+            if x.rows() <= FEW_ROWS {
+                int8_few_rows::<T, P>(weights, panels, x, out);
             } else {
                 int8_blocks::<T, P>(weights, panels, x, out);
             }
@@ -156,24 +159,26 @@ pub(super) unsafe fn int8_panels<T: MatmulTier>(
     }
 }
 
-/// Decode: each weight is used once, so it goes from memory to a register and nowhere else.
+/// Decode: weights go from memory to registers and nowhere else.
 ///
 /// # Safety
 /// As [`int8_panels`].
-unsafe fn int8_single_row<T: MatmulTier, P: PanelFormat>(
+unsafe fn int8_few_rows<T: MatmulTier, P: PanelFormat>(
     weights: &PackedMatrix,
     panels: Range<usize>,
     x: &QuantizedRows,
     out: &Output,
 ) {
     let groups = weights.cols() / P::LAYOUT.group;
-    let x = x.tile(0, 0);
+    let tile = x.tile(0, 0);
+    let mut sums = Accumulators([[0.0; PANEL_ROWS]; TILE_ROWS]);
     for panel in panels {
-        let mut sums = [0.0; PANEL_ROWS];
-        // SAFETY: the panel holds all groups, x one row of the same k; the columns are ours.
+        // SAFETY: the panel holds all groups, x one tile of the same k; the columns are ours.
         unsafe {
-            T::int8_row::<P>(weights.panel(panel).as_ptr(), groups, x, &mut sums);
-            out.store(0, panel, &sums);
+            T::int8_packed::<P>(weights.panel(panel).as_ptr(), groups, tile, &mut sums);
+            for row in 0..x.rows() {
+                out.store(row, panel, &sums.0[row]);
+            }
         }
     }
 }
