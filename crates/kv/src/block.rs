@@ -62,3 +62,45 @@ impl Drop for BlockGuard {
         self.shared.release(self.index);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::page::PageShape;
+    use crate::{
+        BlockPool, Demand, Fidelity, GroupConfig, PoolConfig, Sequence, SequenceConfig,
+        check_invariants, plan_format_at_seal, plan_relief, policy,
+    };
+
+    #[test]
+    fn a_shared_block_outlives_its_sequence_and_does_not_give_way() {
+        let shape = PageShape { kv_heads: 1, head_dim: 16, block_size: 16 };
+        let groups = vec![GroupConfig { layers: 2, shape, window: None }];
+        let config = PoolConfig { groups, budget_bytes: 1 << 20, prefault: false };
+        let pool = BlockPool::new(config).unwrap();
+        let config = SequenceConfig {
+            request: 0,
+            contract: Fidelity::Evict,
+            priority: 0,
+            trained_context: 64,
+            max_tokens: None,
+        };
+        let mut sequence = Sequence::new(&pool, config);
+        sequence.grow(64).unwrap();
+        sequence.commit(64);
+        let shared = sequence.tables[0][1].guard.share();
+        let firsts = |plan: crate::ReliefPlan| -> Vec<usize> {
+            plan.moves.iter().map(|planned| planned.first).collect()
+        };
+        let sealed = plan_format_at_seal(&sequence, crate::page::PageFormat::Int8, 0, 0);
+        assert_eq!(firsts(sealed), [0, 32, 48]);
+        // Past the trained context blocks are dropped: all of the middle but the shared one.
+        let demand = Demand { sequence: &sequence, tokens: 16, step_tokens: 16 };
+        let dropped = plan_relief(&pool, &[demand], &policy::Window);
+        assert_eq!(firsts(dropped), [0, 32, 48]);
+        drop(sequence);
+        assert_eq!(pool.accounts().used_bytes(), 2 * 1024);
+        assert_eq!(check_invariants(&pool, &[]), []);
+        drop(shared);
+        assert_eq!(pool.accounts().used_bytes(), 0);
+    }
+}

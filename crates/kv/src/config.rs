@@ -53,6 +53,16 @@ impl PoolConfig {
         block_bytes / self.block_size()
     }
 
+    /// [`bytes_per_token`](Self::bytes_per_token) with the tables that name the pages.
+    pub fn bytes_per_token_with_tables(&self, format: PageFormat) -> f64 {
+        let tables: usize = self
+            .groups
+            .iter()
+            .map(|group| BLOCK_TABLE_BYTES + group.layers * PAGE_TABLE_BYTES)
+            .sum();
+        self.bytes_per_token(format) as f64 + tables as f64 / self.block_size() as f64
+    }
+
     pub(crate) fn check(&self) -> Result<(), ConfigError> {
         if self.groups.is_empty() {
             return Err(ConfigError::NoGroups);

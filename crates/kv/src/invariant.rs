@@ -262,3 +262,55 @@ fn fence(world: &World<'_>) -> Result<(), String> {
         || format!("{fenced} bytes fenced in spans, {} in the accounts", state.fenced_bytes),
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::page::PageShape;
+    use crate::{Fidelity, GroupConfig, PoolConfig, SequenceConfig};
+
+    /// What is broken after `breaks` has been done to a sound pool with one exact sequence.
+    fn broken_by(breaks: impl FnOnce(&mut State, &mut Sequence)) -> Vec<&'static str> {
+        let shape = PageShape { kv_heads: 1, head_dim: 16, block_size: 16 };
+        let groups = vec![GroupConfig { layers: 2, shape, window: None }];
+        let config = PoolConfig { groups, budget_bytes: 1 << 20, prefault: false };
+        let pool = BlockPool::new(config).unwrap();
+        let config = SequenceConfig {
+            request: 0,
+            contract: Fidelity::Exact,
+            priority: 0,
+            trained_context: 4096,
+            max_tokens: None,
+        };
+        let mut sequence = Sequence::new(&pool, config);
+        sequence.grow(40).unwrap();
+        sequence.commit(40);
+        assert_eq!(check_invariants(&pool, &[&sequence]), []);
+        breaks(&mut pool.shared.state(), &mut sequence);
+        let found = check_invariants(&pool, &[&sequence]).iter().map(|v| v.id).collect();
+        // A broken pool need not survive its guards.
+        std::mem::forget(sequence);
+        found
+    }
+
+    #[test]
+    fn each_kind_of_damage_is_named() {
+        let lost = broken_by(|state, _| state.used.f16 -= 64);
+        assert_eq!(lost, ["bytes-balance", "used-is-held"]);
+        let twice = broken_by(|state, _| state.blocks[1].pages[0] = state.blocks[0].pages[0]);
+        assert_eq!(twice, ["page-once", "view-is-table"]);
+        assert_eq!(broken_by(|state, _| state.blocks[0].owners = 0), ["owners"]);
+        assert_eq!(broken_by(|state, _| state.blocks[0].generation += 1), ["generation"]);
+        assert_eq!(broken_by(|_, sequence| sequence.move_page(0, 0, 1, 77)), ["view-is-table"]);
+        assert_eq!(broken_by(|_, sequence| sequence.tables[0][0].falls = 1), ["falls-recorded"]);
+        assert_eq!(broken_by(|state, _| state.fenced_bytes = 64), ["bytes-balance", "fence"]);
+        let open = broken_by(|state, _| state.blocks[2].pages[0].format = PageFormat::Int8);
+        assert!(open.contains(&"open-is-f16") && open.contains(&"contract"), "{open:?}");
+    }
+
+    #[test]
+    fn ids_are_unique() {
+        let ids: std::collections::HashSet<_> = REGISTRY.iter().map(|i| i.id).collect();
+        assert_eq!(ids.len(), REGISTRY.len());
+    }
+}

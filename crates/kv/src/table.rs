@@ -33,7 +33,7 @@ pub(crate) struct Entry {
     pub guard: BlockGuard,
     /// Original position of its first token.
     pub first: usize,
-    /// Layers whose page a kernel refused to re-encode (NaN or infinity in it): the block stays f16.
+    /// A kernel refused to re-encode a page of it (NaN or infinity): it is not asked for again.
     pub refused: bool,
     /// Formats this block has fallen through, for the ledger's invariant.
     pub falls: usize,
@@ -147,9 +147,10 @@ impl Sequence {
 
     /// New blocks per group that `tokens` more tokens need.
     pub(crate) fn missing_blocks(&self, tokens: usize) -> Vec<usize> {
-        let end = self.next_position + tokens;
-        let blocks = end.saturating_sub(self.pages_end()).div_ceil(self.pool.config().block_size());
-        vec![blocks; self.tables.len()]
+        let end = self.next_position.saturating_add(tokens);
+        let blocks = end.saturating_sub(self.pages_end()).div_ceil(self.block_size());
+        // More than any arena holds, few enough that no sum of bytes overflows.
+        vec![blocks.min(u32::MAX as usize); self.tables.len()]
     }
 
     /// First position without a page.
@@ -165,7 +166,7 @@ impl Sequence {
     /// [`Shortage`] where the free pages do not suffice; the sequence is unchanged. Relieve and retry.
     pub fn grow(&mut self, tokens: usize) -> Result<(), Shortage> {
         let block_size = self.pool.config().block_size();
-        let end = self.next_position + tokens;
+        let end = self.next_position.saturating_add(tokens);
         let blocks = self.missing_blocks(tokens);
         if blocks.iter().any(|&count| count > 0) {
             let first = self.pages_end();

@@ -231,6 +231,9 @@ impl Relief<'_, '_> {
 
     /// Makes room for `pages`, leaving `keep_empty` spans empty, and has the views follow.
     fn compact_for(&mut self, pages: &[usize], keep_empty: usize) {
+        if self.shared.state().spans.can_take(pages, keep_empty) {
+            return;
+        }
         let mut holders = HashMap::new();
         for (index, sequence) in self.sequences.iter().enumerate() {
             for (group, table) in sequence.tables.iter().enumerate() {

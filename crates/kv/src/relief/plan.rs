@@ -35,17 +35,16 @@ struct Candidate {
 /// Order: oldest middle f16 blocks to int8; then, where the contract permits, drops in the order of
 /// `policy`, several at a time; then the tail and last the first block to int8. Lowest priority first.
 /// A sequence that permits drops also gives up blocks that would exceed its trained context.
+///
+/// A plan with a shortage gives up all it may and still does not suffice: rather than carry it out,
+/// plan again for less (the next step alone in place of the horizon, a smaller chunk).
 pub fn plan_relief(
     pool: &BlockPool,
     demands: &[Demand<'_>],
     policy: &dyn EvictionPolicy,
 ) -> ReliefPlan {
     let state = pool.shared.state();
-    let mut blocks = vec![0; pool.config().groups.len()];
-    for demand in demands {
-        blocks.iter_mut().zip(demand_blocks(demand)).for_each(|(sum, more)| *sum += more);
-    }
-    let demand_pages = pool.shared.demand_pages(&blocks);
+    let demand_pages = demand_pages(pool, demands);
     let compaction = !state.spans.can_take(&demand_pages, pool.shared.geometry.reserve_spans);
     let over_context: Vec<usize> = demands.iter().map(blocks_over_context).collect();
     if !compaction && over_context.iter().all(|&blocks| blocks == 0) {
@@ -67,17 +66,22 @@ pub fn plan_relief(
 
 /// Bytes by which the demand exceeds the free bytes as things lie now; 0 where no relief is needed.
 pub fn relief_needed_bytes(pool: &BlockPool, demands: &[Demand<'_>]) -> usize {
-    let mut blocks = vec![0; pool.config().groups.len()];
-    for demand in demands {
-        blocks.iter_mut().zip(demand_blocks(demand)).for_each(|(sum, more)| *sum += more);
-    }
-    let pages = pool.shared.demand_pages(&blocks);
+    let pages = demand_pages(pool, demands);
     let state = pool.shared.state();
     if state.spans.can_take(&pages, pool.shared.geometry.reserve_spans) {
         return 0;
     }
     let free_bytes = pool.shared.free_bytes_for(&state, &pages);
     pool.shared.page_bytes_sum(&pages).saturating_sub(free_bytes).max(1)
+}
+
+/// Pages per size class that all demands together need.
+fn demand_pages(pool: &BlockPool, demands: &[Demand<'_>]) -> Vec<usize> {
+    let mut blocks = vec![0; pool.config().groups.len()];
+    for demand in demands {
+        blocks.iter_mut().zip(demand_blocks(demand)).for_each(|(sum, more)| *sum += more);
+    }
+    pool.shared.demand_pages(&blocks)
 }
 
 /// New blocks per group that the demand needs at its peak.
@@ -104,7 +108,7 @@ fn blocks_over_context(demand: &Demand<'_>) -> usize {
     if !sequence.config().contract.permits(Rung::Evict) {
         return 0;
     }
-    let tokens = sequence.kept_tokens() + sequence.remaining(demand.tokens);
+    let tokens = sequence.kept_tokens().saturating_add(sequence.remaining(demand.tokens));
     let over = tokens.saturating_sub(sequence.config().trained_context);
     over.div_ceil(sequence.pool().config().block_size())
 }
@@ -338,7 +342,8 @@ fn encode_move(
 }
 
 /// `--kv-format`: brings every sealed block of `sequence` to `format`, except those with a token among
-/// the first `sink_tokens` or the last `tail_tokens`. To be carried out after each commit.
+/// the first `sink_tokens` or the last `tail_tokens`. To be carried out after each commit. It is the
+/// caller who asks for the format: the contract is not looked at.
 pub fn plan_format_at_seal(
     sequence: &Sequence,
     format: PageFormat,
