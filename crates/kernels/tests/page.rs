@@ -83,7 +83,7 @@ proptest! {
     }
 }
 
-/// Every value is within about half a step (its row's range / 255; the rest is the scale's rounding).
+/// Every value is within half a step of its row, but for the rounding of the scale.
 fn check_error(shape: &PageShape, page: &[u8], coded: &[u8]) -> Result<(), TestCaseError> {
     let exact = decoded(shape, PageFormat::F16, page);
     let lossy = decoded(shape, PageFormat::Int8, coded);
@@ -100,9 +100,10 @@ fn check_error(shape: &PageShape, page: &[u8], coded: &[u8]) -> Result<(), TestC
             };
             let max = row.iter().copied().fold(f32::MIN, f32::max);
             let min = row.iter().copied().fold(f32::MAX, f32::min);
-            let step = ((max - min) / 255.0).max(2f32.powi(-24));
+            // The step as stored: a subnormal scale may be one subnormal larger.
+            let step = (max - min) / 255.0 + 2f32.powi(-24);
             let error = (lossy[kind][at] - exact[kind][at]).abs();
-            prop_assert!(error <= 0.7 * step, "error {error} of a step of {step}");
+            prop_assert!(error <= 0.51 * step, "error {error} of a step of {step}");
         }
     }
     Ok(())

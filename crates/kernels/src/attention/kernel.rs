@@ -4,9 +4,13 @@
 //! accumulators stay in registers. A table of function pointers per tier lets [`super::task`] be
 //! written once, outside any `target_feature`.
 
+// Indexed loops over const bounds unroll into registers; several arrays share each index.
+#![allow(clippy::needless_range_loop)]
+
 use super::schedule::{CHUNK_LINES, part_floats};
 use crate::simd::{LANES, Simd, avx2::Avx2, avx512::Avx512, exp};
 use reef_kv::page::{KEY_GROUP_MAX, VALUE_GROUP};
+use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
 
 /// Lines to take next when `left` are left: few, evenly filled chunks.
 pub(super) fn chunk_lines(left: usize) -> usize {
@@ -50,6 +54,10 @@ pub(super) struct Group {
     pub v_scale: *const f32,
     /// f32 V minima, the same.
     pub v_min: *const f32,
+    /// K of a group that comes later, to be fetched into the cache meanwhile; `k` if none does.
+    pub ahead_k: *const u8,
+    /// V of that group; `v` if there is none.
+    pub ahead_v: *const u8,
     /// Tokens: 16 or 32.
     pub tokens: usize,
     /// Channels.
@@ -144,6 +152,16 @@ impl Registers for Avx512 {
     fn holds(lines: usize, vectors: usize) -> bool {
         lines * vectors <= 24
     }
+}
+
+/// Bytes the memory system moves at once.
+pub(super) const CACHE_LINE: usize = 64;
+
+/// Asks for the cache line of `p`, which need not be valid.
+#[inline(always)]
+pub(super) fn prefetch<T>(p: *const T) {
+    // SAFETY: a prefetch of any address is allowed; SSE is part of x86-64.
+    unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
 }
 
 /// # Safety
@@ -280,7 +298,9 @@ unsafe fn scores<S: Simd, E: Element, const LINES: usize, const VECTORS: usize>(
         for line in 0..LINES {
             sums[line] = [S::splat(bias[line]); VECTORS];
         }
+        let ahead = group.ahead_k.cast::<E::Stored>().wrapping_add(vector * LANES);
         for channel in 0..group.head_dim {
+            prefetch(ahead.wrapping_add(channel * group.tokens));
             let mut key = [zero; VECTORS];
             for (i, key) in key.iter_mut().enumerate() {
                 *key = E::load::<S>(keys.add(channel * group.tokens + i * LANES));
@@ -448,7 +468,12 @@ unsafe fn accumulate_vectors<S: Simd, E: Element, const LINES: usize, const VECT
             }
         }
         let stored = group.v.cast::<E::Stored>().add(first * LANES);
+        let ahead = group.ahead_v.cast::<E::Stored>().wrapping_add(first * LANES);
+        let line = CACHE_LINE / size_of::<E::Stored>();
         for token in low..high {
+            for i in (0..VECTORS * LANES).step_by(line) {
+                prefetch(ahead.wrapping_add(token * dim + i));
+            }
             let mut value = [zero; VECTORS];
             for (i, value) in value.iter_mut().enumerate() {
                 *value = E::load::<S>(stored.add(token * dim + i * LANES));

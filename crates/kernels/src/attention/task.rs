@@ -1,6 +1,6 @@
 //! The tasks of a batch, over the kernels of one tier.
 
-use super::kernel::{Bench, Group, Kernels, Lines, chunk_lines};
+use super::kernel::{Bench, CACHE_LINE, Group, Kernels, Lines, chunk_lines, prefetch};
 use super::schedule::{AttentionScratch, Plan, ThreadScratch, part_floats};
 use super::{AttentionShape, SequenceRows};
 use crate::pool::BarrierPool;
@@ -31,6 +31,16 @@ struct Batch<'a> {
     arena: &'a [u8],
 }
 
+/// Key groups between the one that is read and the one that is fetched into the cache meanwhile.
+const LOOK_AHEAD: usize = 2;
+
+/// What the thread will probably read after a task: known only by guess, and used only to fetch.
+#[derive(Clone, Copy, Default)]
+struct Following<'a> {
+    kv_head: usize,
+    pages: &'a [PageRef],
+}
+
 /// Rows of one sequence against one KV head.
 struct Task<'a> {
     sequence: &'a SequenceRows<'a>,
@@ -53,6 +63,7 @@ pub(super) fn run(
     let parts = Shared(scratch.parts.pointer());
     let out = Shared(out.as_mut_ptr());
     let scratch = &*scratch;
+    let threads = pool.threads();
     pool.for_each(tasks, &|task, thread| {
         let mut own = scratch.threads[thread].lock().unwrap_or_else(|bad| bad.into_inner());
         let number = scratch.plans.partition_point(|plan| plan.first_task <= task) - 1;
@@ -60,6 +71,9 @@ pub(super) fn run(
         let sequence = &sequences[number];
         let cut = (task - plan.first_task) / shape.kv_heads;
         let kv_head = (task - plan.first_task) % shape.kv_heads;
+        // Threads take tasks in turn, more or less.
+        let next = task - plan.first_task + threads;
+        let (next_cut, next_head) = (next / shape.kv_heads, next % shape.kv_heads);
         let splits = &scratch.splits[plan.splits.clone()];
         let last = sequence.rows.min((cut + 1) * plan.tile_rows);
         // SAFETY: the argument checks of `paged_attention` bound every read and write of the output;
@@ -77,7 +91,19 @@ pub(super) fn run(
                     let parts_of_head = parts_of_split * splits.len();
                     let parts = parts.pointer().add(first + kv_head * parts_of_head);
                     let mine = parts.add(cut * parts_of_split);
-                    batch.split(&task, &sequence.pages[splits[cut].clone()], &mut own, mine);
+                    let following = match splits.get(next_cut) {
+                        Some(split) => {
+                            Following { kv_head: next_head, pages: &sequence.pages[split.clone()] }
+                        }
+                        None => Following::default(),
+                    };
+                    batch.split(
+                        &task,
+                        &sequence.pages[splits[cut].clone()],
+                        following,
+                        &mut own,
+                        mine,
+                    );
                     let remaining = &scratch.remaining[number * shape.kv_heads + kv_head];
                     // Acquire and release: the last to finish sees the parts of all others.
                     if remaining.fetch_sub(1, Ordering::AcqRel) == 1 {
@@ -124,7 +150,8 @@ impl Batch<'_> {
             let totals = own.totals.pointer();
             self.clear_totals(totals, count);
             for split in splits {
-                self.walk(task, &task.sequence.pages[split.clone()], own);
+                let pages = &task.sequence.pages[split.clone()];
+                self.walk(task, pages, Following::default(), own);
                 let part = own.part.pointer();
                 for line in 0..count {
                     (self.kernels.close)(&self.lines(own, line), dim, part);
@@ -143,13 +170,14 @@ impl Batch<'_> {
         &self,
         task: &Task<'_>,
         pages: &[PageRef],
+        following: Following<'_>,
         own: &mut ThreadScratch,
         parts: *mut f32,
     ) {
         let dim = self.shape.head_dim;
         // SAFETY: the caller's contract.
         unsafe {
-            self.walk(task, pages, own);
+            self.walk(task, pages, following, own);
             for line in 0..task.lines(self.shape) {
                 let part = parts.add(line * part_floats(dim));
                 (self.kernels.close)(&self.lines(own, line), dim, part);
@@ -235,7 +263,13 @@ impl Batch<'_> {
     ///
     /// # Safety
     /// Thread scratch holds the lines of a task; pages lie inside the arena.
-    unsafe fn walk(&self, task: &Task<'_>, pages: &[PageRef], own: &mut ThreadScratch) {
+    unsafe fn walk(
+        &self,
+        task: &Task<'_>,
+        pages: &[PageRef],
+        following: Following<'_>,
+        own: &mut ThreadScratch,
+    ) {
         let count = task.lines(self.shape);
         let mut run = None;
         // SAFETY: the caller's contract.
@@ -245,18 +279,38 @@ impl Batch<'_> {
             lines.lanes.write_bytes(0, count * LANES);
             lines.minima.write_bytes(0, count * self.page.value_groups() * LANES);
             std::slice::from_raw_parts_mut(lines.max, count).fill(f32::NEG_INFINITY);
-            for page in pages {
+            for (index, page) in pages.iter().enumerate() {
                 if run != Some(page.run) {
                     self.scale_queries(task, page.run, own);
                     run = Some(page.run);
                 }
                 for group in 0..self.page.key_groups() {
                     if self.look(task, page, group, own) {
-                        self.attend(task, page, group, own);
+                        let number = index * self.page.key_groups() + group + LOOK_AHEAD;
+                        let ahead = self.nth_group(task.kv_head, pages, following, number);
+                        self.attend(task, page, group, ahead, own);
                     }
                 }
             }
         }
+    }
+
+    /// The `number`-th key group from the start of `pages`, going on in the pages that this thread
+    /// will probably read after them.
+    fn nth_group<'p>(
+        &self,
+        kv_head: usize,
+        pages: &'p [PageRef],
+        following: Following<'p>,
+        number: usize,
+    ) -> Option<(usize, &'p PageRef, usize)> {
+        let groups = self.page.key_groups();
+        let (index, group) = (number / groups, number % groups);
+        if let Some(page) = pages.get(index) {
+            return Some((kv_head, page, group));
+        }
+        let page = following.pages.get(index - pages.len())?;
+        Some((following.kv_head, page, group))
     }
 
     /// Fills the lines' queries: those rotated for `run`, times the score factor.
@@ -301,11 +355,16 @@ impl Batch<'_> {
         task: &Task<'_>,
         page: &PageRef,
         group: usize,
+        ahead: Option<(usize, &PageRef, usize)>,
         own: &mut ThreadScratch,
     ) {
         // SAFETY: the caller's contract.
         unsafe {
-            let source = self.group(task.kv_head, page, group, own);
+            let mut source = self.group(task.kv_head, page, group, own);
+            if let Some((kv_head, page, group)) = ahead {
+                (source.ahead_k, source.ahead_v) = self.stored(kv_head, page, group);
+                self.fetch_scales(kv_head, page, group);
+            }
             let kernels = match page.format {
                 PageFormat::F16 => &self.kernels.half,
                 PageFormat::Int8 => &self.kernels.code,
@@ -324,6 +383,37 @@ impl Batch<'_> {
                     kernels[taken](&source, &self.lines(own, first), &bench);
                 }
                 first += taken;
+                // Once is enough.
+                (source.ahead_k, source.ahead_v) = (source.k, source.v);
+            }
+        }
+    }
+
+    /// Where the K and V of a key group lie.
+    fn stored(&self, kv_head: usize, page: &PageRef, group: usize) -> (*const u8, *const u8) {
+        let at = self.page.head(page.format, kv_head);
+        let value_bytes = match page.format {
+            PageFormat::F16 => 2,
+            PageFormat::Int8 => 1,
+        };
+        let skip = group * self.page.key_group() * self.shape.head_dim * value_bytes;
+        let bytes = &self.arena[page.byte_offset()..];
+        (bytes[at.k + skip..].as_ptr(), bytes[at.v + skip..].as_ptr())
+    }
+
+    /// Fetches the scales of a key group into the cache; f16 has none.
+    fn fetch_scales(&self, kv_head: usize, page: &PageRef, group: usize) {
+        if page.format == PageFormat::F16 {
+            return;
+        }
+        let at = self.page.head(page.format, kv_head);
+        let of_keys = 2 * self.shape.head_dim;
+        let of_values = 2 * self.page.key_group() * self.page.value_groups();
+        let parts = [(at.k_scale, of_keys), (at.k_min, of_keys), (at.v_scale, of_values)];
+        for (part, bytes) in parts.into_iter().chain([(at.v_min, of_values)]) {
+            let start = page.byte_offset() + part + group * bytes;
+            for line in (start..start + bytes).step_by(CACHE_LINE) {
+                prefetch(self.arena[line..].as_ptr());
             }
         }
     }
@@ -345,11 +435,6 @@ impl Batch<'_> {
         // SAFETY: the layout keeps every part inside the page, and `check` the page in the arena.
         unsafe {
             let page_bytes = self.arena.as_ptr().add(page.byte_offset());
-            let value_bytes = match page.format {
-                PageFormat::F16 => 2,
-                PageFormat::Int8 => 1,
-            };
-            let skip = group * tokens * dim * value_bytes;
             let groups = self.page.value_groups();
             if page.format == PageFormat::Int8 {
                 let row = group * tokens * groups * 2;
@@ -357,13 +442,16 @@ impl Batch<'_> {
                 spread(page_bytes.add(at.v_scale + row).cast(), tokens, groups, v_scale);
                 spread(page_bytes.add(at.v_min + row).cast(), tokens, groups, v_min);
             }
+            let (k, v) = self.stored(kv_head, page, group);
             Group {
-                k: page_bytes.add(at.k + skip),
-                v: page_bytes.add(at.v + skip),
+                k,
+                v,
                 k_scale: page_bytes.add(at.k_scale).cast::<u16>().wrapping_add(group * dim),
                 k_min: page_bytes.add(at.k_min).cast::<u16>().wrapping_add(group * dim),
                 v_scale,
                 v_min,
+                ahead_k: k,
+                ahead_v: v,
                 tokens,
                 head_dim: dim,
             }
