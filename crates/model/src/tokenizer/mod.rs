@@ -34,7 +34,9 @@ use crate::gguf::{Gguf, GgufError, Optional};
 pub enum TokenizerError {
     #[error(transparent)]
     Gguf(#[from] GgufError),
-    #[error("this file has no tokenizer (no tokenizer.ggml.model); give token ids, or another file")]
+    #[error(
+        "this file has no tokenizer (no tokenizer.ggml.model); give token ids, or another file"
+    )]
     NoTokenizer,
     #[error(
         "tokenizer.ggml.model is `{name}`, which Reef does not know; known: gpt2 (byte-level BPE) and llama (SentencePiece-BPE)"
@@ -54,7 +56,9 @@ pub enum TokenizerError {
         "tokenizer.ggml.merges, element {row}: `{text}` has no two parts with a space between; convert the model again"
     )]
     BadMerge { row: usize, text: String },
-    #[error("text or vocabulary too long: texts end at 1.3 GiB, vocabularies at 4 GiB; give it in parts")]
+    #[error(
+        "text or vocabulary too long: texts end at 1.3 GiB, vocabularies at 4 GiB; give it in parts"
+    )]
     TooLong,
 }
 
@@ -156,7 +160,8 @@ impl Tokenizer {
             tokens: Box::new(file.str_array("tokenizer.ggml.tokens")?),
             types: file.i32_array("tokenizer.ggml.token_type").optional()?.unwrap_or_default(),
             scores: file.f32_array("tokenizer.ggml.scores").optional()?.unwrap_or_default(),
-            merges: merges.map_or_else(|| Box::new(std::iter::empty()) as _, |all| Box::new(all) as _),
+            merges: merges
+                .map_or_else(|| Box::new(std::iter::empty()) as _, |all| Box::new(all) as _),
             special,
             add_bos: file.bool("tokenizer.ggml.add_bos_token").optional()?,
             add_eos: file.bool("tokenizer.ggml.add_eos_token").optional()?,

@@ -18,6 +18,13 @@ enum Family {
     SingleDigits,
     Llama3,
     Qwen2,
+    /// Qwen 2 with combining marks as letters.
+    Qwen35,
+    /// Words begin anew at a capital letter.
+    Tekken,
+    /// Tekken with short forms, and digits by three.
+    Gpt4o,
+    Falcon,
     /// What llama.cpp uses when a file does not say: punctuation, GPT-2, digits by three.
     Default,
 }
@@ -45,6 +52,10 @@ const KNOWN: &[Known] = &[
     known("mpt", Family::Gpt2),
     known("olmo", Family::Gpt2),
     known("gigachat", Family::Gpt2),
+    known("jina-v2-es", Family::Gpt2),
+    known("jina-v2-de", Family::Gpt2),
+    known("a.x-4.0", Family::Gpt2),
+    known("mellum", Family::Gpt2),
     known("trillion", Family::Gpt2),
     known("granite-docling", Family::Gpt2),
     known("smollm", Family::SingleDigits),
@@ -59,18 +70,66 @@ const KNOWN: &[Known] = &[
     whole("llama-v3", Family::Llama3),
     whole("falcon3", Family::Llama3),
     whole("pixtral", Family::Llama3),
+    whole("falcon-h1", Family::Llama3),
+    whole("midm-2.0", Family::Llama3),
+    whole("lfm2", Family::Llama3),
     known("dbrx", Family::Llama3),
     known("smaug-bpe", Family::Llama3),
     known("qwen2", Family::Qwen2),
     known("deepseek-r1-qwen", Family::Qwen2),
     known("stablelm2", Family::Qwen2),
     known("megrez", Family::Qwen2),
+    known("kormo", Family::Qwen2),
+    known("qwen35", Family::Qwen35),
+    whole("tekken", Family::Tekken),
+    known("gpt-4o", Family::Gpt4o),
+    known("llama4", Family::Gpt4o),
+    known("falcon", Family::Falcon),
     known("default", Family::Default),
 ];
 
+/// English short forms in either case.
+macro_rules! short_forms {
+    () => {
+        r"'(?:[sStTmMdD]|[rR][eE]|[vV][eE]|[lL][lL])"
+    };
+}
+
+/// Punctuation with what may follow it, lines and spaces.
+macro_rules! punctuation_and_spaces {
+    ($after:literal) => {
+        concat!(r"| ?[^\s\p{L}\p{N}]+", $after, r"*|\s*[\r\n]+|\s+")
+    };
+}
+
 const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+";
-const LLAMA3: &str = r"'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD]|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+";
-const QWEN2: &str = r"'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD]|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+";
+const LLAMA3: &str = concat!(
+    short_forms!(),
+    r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}",
+    punctuation_and_spaces!(r"[\r\n]"),
+);
+const QWEN2: &str = concat!(
+    short_forms!(),
+    r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}",
+    punctuation_and_spaces!(r"[\r\n]"),
+);
+const QWEN35: &str = concat!(
+    short_forms!(),
+    r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+",
+);
+const TEKKEN: &str = concat!(
+    r"[^\r\n\p{L}\p{N}]?[\p{L}&&[^a-z]]*[\p{L}&&[^A-Z]]+",
+    r"|[^\r\n\p{L}\p{N}]?[\p{L}&&[^a-z]]+[\p{L}&&[^A-Z]]*|\p{N}",
+    punctuation_and_spaces!(r"[\r\n/]"),
+);
+const GPT4O: &str = concat!(
+    r"[^\r\n\p{L}\p{N}]?[\p{L}&&[^a-z]]*[\p{L}&&[^A-Z]]+(?:",
+    short_forms!(),
+    r")?|[^\r\n\p{L}\p{N}]?[\p{L}&&[^a-z]]+[\p{L}&&[^A-Z]]*(?:",
+    short_forms!(),
+    r")?|\p{N}{1,3}",
+    punctuation_and_spaces!(r"[\r\n/]"),
+);
 
 impl Family {
     /// Expressions to cut by, one after the other, each within the pieces of the one before.
@@ -80,6 +139,10 @@ impl Family {
             Family::SingleDigits => &[r"\p{N}", GPT2],
             Family::Llama3 => &[LLAMA3],
             Family::Qwen2 => &[QWEN2],
+            Family::Qwen35 => &[QWEN35],
+            Family::Tekken => &[TEKKEN],
+            Family::Gpt4o => &[GPT4O],
+            Family::Falcon => &[r"[\p{P}\$\+<=>\^~\|`]+", GPT2, r"[0-9][0-9][0-9]"],
             Family::Default => &[r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"],
         }
     }

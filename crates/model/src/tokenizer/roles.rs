@@ -8,7 +8,6 @@ const END_OF_TURN: &[&str] = &[
     "<|im_end|>",
     "<|end|>",
     "<end_of_turn>",
-    "<|end_of_turn|>",
     "<|endoftext|>",
     "<|end_of_text|>",
     "<EOT>",
@@ -29,8 +28,18 @@ const END_OF_FILE: [&[&str]; 3] = [
 ];
 
 /// Other names of an end.
-const END: &[&str] =
-    &["<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "</s>", "<eos>", "[EOS]"];
+const END: &[&str] = &[
+    "<|return|>",
+    "<|call|>",
+    "<|flush|>",
+    "<|calls|>",
+    "</s>",
+    "<eos>",
+    "[EOS]",
+    "<turn|>",
+    "<|tool_response>",
+    "[e~[",
+];
 
 /// Gives `vocabulary` the roles that its file leaves open and the set of tokens that end a generation.
 pub(super) fn assign(vocabulary: &mut Vocabulary) {
@@ -50,6 +59,10 @@ pub(super) fn assign(vocabulary: &mut Vocabulary) {
     let named = names.filter_map(|name| vocabulary.find(name)).collect::<Vec<_>>();
     control.extend(&named);
     ends.extend(named);
+    // gpt-oss: `<|end|>` only ends one of several messages of a turn.
+    if vocabulary.find("<|return|>").is_some() && vocabulary.find("<|call|>").is_some() {
+        ends.retain(|id| vocabulary.text(*id) != Some("<|end|>"));
+    }
     ends.sort_unstable();
     ends.dedup();
     vocabulary.set_roles(special, ends, &control);
