@@ -3,7 +3,12 @@
 mod bench;
 mod eval;
 mod inspect;
+mod load;
+mod memory;
 mod output;
+#[allow(dead_code)] // until bench measures peers
+mod peer;
+mod progress;
 mod pull;
 mod run;
 mod signals;

@@ -6,22 +6,31 @@ use reef_kernels::dispatch::Tier;
 use reef_kernels::matmul::{self, Job, PackedMatrix, QuantizedRows, Rows, WeightFormat};
 use reef_kernels::pool::BarrierPool;
 
-/// `y = (W x) * scale + b`, where W may be several tensors stacked by rows (Q, K and V, or gate and
+/// `y = (W x) * scale + b` (see [`ScaleRule`]), where W may be several tensors stacked by rows (Q, K and V, or gate and
 /// up), each in its own format, computed under one barrier.
-#[derive(Debug)]
 pub struct Linear {
     parts: Vec<Part>,
     rows: usize,
     columns: usize,
 }
 
-#[derive(Debug)]
 struct Part {
     weights: PackedMatrix,
-    /// Per-tensor multiplier (`NAME.scale`), 1 where the file has none.
+    /// Per-tensor multiplier, 1 where the file has none.
     scale: f32,
     bias: Option<Vec<f32>>,
     first_row: usize,
+}
+
+/// What a per-tensor multiplier (`NAME.scale`) applies to; architectures differ, as llama.cpp has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ScaleRule {
+    /// `(W x) * scale + b`.
+    Product,
+    /// `(W x + b) * scale`.
+    Sum,
+    /// The file's scale is not used.
+    Ignored,
 }
 
 /// Rows to multiply: as f32 and, where the activations are 8-bit, as codes of the same rows.
@@ -43,13 +52,21 @@ impl Linear {
         names: &[String],
         rows: &[usize],
         columns: usize,
+        rule: ScaleRule,
     ) -> Result<Linear, LoadError> {
         let mut parts = Vec::with_capacity(names.len());
         let mut first_row = 0;
         for (name, &rows) in names.iter().zip(rows) {
             let weights = load_matrix(gguf, &format!("{name}.weight"), rows, columns)?;
-            let bias = load_optional(gguf, &format!("{name}.bias"), rows)?;
-            let scale = load_optional(gguf, &format!("{name}.scale"), 1)?.map_or(1.0, |s| s[0]);
+            let mut bias = load_optional(gguf, &format!("{name}.bias"), rows)?;
+            let scale = match rule {
+                ScaleRule::Ignored => None,
+                _ => load_optional(gguf, &format!("{name}.scale"), 1)?,
+            };
+            let scale = scale.map_or(1.0, |scale| scale[0]);
+            if rule == ScaleRule::Sum {
+                bias.iter_mut().flatten().for_each(|bias| *bias *= scale);
+            }
             parts.push(Part { weights, scale, bias, first_row });
             first_row += rows;
         }
@@ -84,7 +101,7 @@ impl Linear {
         let (floats, codes): (Vec<&Part>, Vec<&Part>) = self
             .parts
             .iter()
-            .partition(|part| input.codes.is_none() || is_float(part.weights.format()));
+            .partition(|part| input.codes.is_none() || !part.weights.format().is_quantized());
         for (parts, rows) in [(floats, Some(float)), (codes, input.codes.map(Rows::Int8))] {
             let jobs: Vec<Job<'_>> = parts
                 .iter()
@@ -114,10 +131,6 @@ impl Part {
     }
 }
 
-fn is_float(format: WeightFormat) -> bool {
-    matches!(format, WeightFormat::F32 | WeightFormat::F16 | WeightFormat::Bf16)
-}
-
 /// Loads a matrix and gives its pages of the file back to the system: it now lives in packed form, and
 /// a process never holds both.
 fn load_matrix(
@@ -129,7 +142,7 @@ fn load_matrix(
     let tensor = gguf.tensor(name)?;
     expect_shape(&tensor, &[columns, rows])?;
     tensor.require_readable()?;
-    let format = WeightFormat::from_ggml_name(tensor.tensor_type.name()).ok_or_else(|| {
+    let format = WeightFormat::from_ggml_type(tensor.tensor_type.id()).ok_or_else(|| {
         LoadError::Unsupported {
             field: format!("tensor {name}"),
             value: tensor.tensor_type.name().into(),

@@ -76,7 +76,6 @@ pub enum Activations {
 }
 
 /// What arithmetic runs on.
-#[derive(Debug)]
 pub struct Compute {
     /// CPU tier.
     pub tier: Tier,
@@ -111,7 +110,6 @@ pub struct BatchSequence<'a> {
 }
 
 /// A loaded model.
-#[derive(Debug)]
 pub struct ModelRunner {
     spec: ModelSpec,
     model: Box<dyn Model>,

@@ -1,16 +1,28 @@
-//! Not built yet: `reef eval` comes with its own change.
+//! `reef eval`: what a KV format or policy does to the model's answers.
 
-use crate::Common;
+mod ids;
+mod logits;
+mod ppl;
 
 /// Measure what a KV format or policy does to the model's answers
 #[derive(clap::Args)]
 pub struct Args {
-    #[command(flatten)]
-    common: Common,
+    #[command(subcommand)]
+    measure: Measure,
+}
+
+#[derive(clap::Subcommand)]
+enum Measure {
+    /// Likelihood of a text, teacher-forced through the pages that generation uses
+    Ppl(ppl::Args),
+    /// Logits of a list of token ids, in the format of llama.cpp's goldens
+    Logits(logits::Args),
 }
 
 /// Runs `reef eval`.
 pub fn run(args: Args) -> anyhow::Result<()> {
-    let _ = args.common.json;
-    anyhow::bail!("`reef eval` is not built yet")
+    match args.measure {
+        Measure::Ppl(args) => ppl::run(args),
+        Measure::Logits(args) => logits::run(args),
+    }
 }

@@ -37,9 +37,11 @@ pub fn store_tokens(
     let end = tokens.first_position + tokens.rows as u32;
     let first = pages.partition_point(|page| page.first <= tokens.first_position).saturating_sub(1);
     let touched = &pages[first..];
-    let covered: u32 = touched.iter().map(|page| overlap(page, shape, tokens.first_position, end)).sum();
+    let covered: u32 =
+        touched.iter().map(|page| overlap(page, shape, tokens.first_position, end)).sum();
     assert_eq!(covered as usize, tokens.rows, "positions without a page");
-    let store = |index: usize, _thread: usize| store_page(tier, shape, arena, &touched[index], tokens);
+    let store =
+        |index: usize, _thread: usize| store_page(tier, shape, arena, &touched[index], tokens);
     if touched.len() == 1 {
         store(0, 0);
     } else {
@@ -65,9 +67,8 @@ fn store_page(
     assert!(page.byte_offset() + bytes <= arena.len(), "page outside the arena");
     // SAFETY: in bounds by the assertion; the page is this sequence's alone and in no other item of
     // this call (pages of a table are distinct), so no other reference to its bytes lives meanwhile.
-    let data = unsafe {
-        std::slice::from_raw_parts_mut(arena.base().add(page.byte_offset()), bytes)
-    };
+    let data =
+        unsafe { std::slice::from_raw_parts_mut(arena.base().add(page.byte_offset()), bytes) };
     let channels = shape.kv_heads * shape.head_dim;
     for slot in 0..shape.block_size {
         let row = (page.first + slot as u32).wrapping_sub(tokens.first_position) as usize;

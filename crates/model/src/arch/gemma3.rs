@@ -9,14 +9,12 @@ use crate::runner::LoadError;
 use crate::spec::ModelSpec;
 
 /// A Gemma 3 decoder.
-#[derive(Debug)]
 pub struct Gemma3 {
     ends: Ends,
     embedding_scale: f32,
     layers: Vec<Layer>,
 }
 
-#[derive(Debug)]
 struct Layer {
     /// KV group and index in it.
     cache: (usize, usize),

@@ -9,13 +9,11 @@ use crate::runner::LoadError;
 use crate::spec::ModelSpec;
 
 /// A Llama-like decoder.
-#[derive(Debug)]
 pub struct Llama {
     ends: Ends,
     layers: Vec<Layer>,
 }
 
-#[derive(Debug)]
 struct Layer {
     attention_norm: Norm,
     projection: Projection,

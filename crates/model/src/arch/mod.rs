@@ -12,7 +12,7 @@ use crate::spec::{Architecture, ModelSpec};
 use pass::Pass;
 
 /// A loaded model: weights and their wiring.
-pub trait Model: std::fmt::Debug + Send {
+pub trait Model: Send {
     /// Embedding, last norm and head.
     fn ends(&self) -> &parts::Ends;
 

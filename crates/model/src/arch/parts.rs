@@ -1,12 +1,11 @@
 //! Pieces of a layer that architectures share, and how they are loaded.
 
 use crate::gguf::Gguf;
-use crate::linear::{Linear, load_optional};
+use crate::linear::{Linear, ScaleRule, load_optional};
 use crate::runner::LoadError;
-use crate::spec::ModelSpec;
+use crate::spec::{Architecture, ModelSpec};
 
 /// Weight of an RMS norm.
-#[derive(Debug)]
 pub struct Norm {
     /// One multiplier per channel.
     pub weight: Vec<f32>,
@@ -22,7 +21,6 @@ impl Norm {
 }
 
 /// Attention projections of a layer.
-#[derive(Debug)]
 pub struct Projection {
     /// Q, K and V stacked.
     pub qkv: Linear,
@@ -36,14 +34,19 @@ impl Projection {
         let name = |part: &str| format!("blk.{layer}.attn_{part}");
         let (q, kv) = (spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim);
         Ok(Projection {
-            qkv: Linear::load(gguf, &["q", "k", "v"].map(name), &[q, kv, kv], spec.width)?,
-            output: Linear::load(gguf, &[name("output")], &[spec.width], q)?,
+            qkv: Linear::load(
+                gguf,
+                &["q", "k", "v"].map(name),
+                &[q, kv, kv],
+                spec.width,
+                ScaleRule::Product,
+            )?,
+            output: Linear::load(gguf, &[name("output")], &[spec.width], q, ScaleRule::Product)?,
         })
     }
 }
 
 /// Gated feed-forward of a layer.
-#[derive(Debug)]
 pub struct FeedForward {
     /// Gate and up stacked.
     pub gate_up: Linear,
@@ -55,16 +58,19 @@ impl FeedForward {
     /// Loads `blk.LAYER.ffn_{gate,up,down}`.
     pub fn load(gguf: &Gguf, spec: &ModelSpec, layer: usize) -> Result<FeedForward, LoadError> {
         let name = |part: &str| format!("blk.{layer}.ffn_{part}");
+        let rule = match spec.architecture {
+            Architecture::Llama | Architecture::Qwen3 => ScaleRule::Sum,
+            Architecture::Qwen2 | Architecture::Gemma3 => ScaleRule::Ignored,
+        };
         let stacked = [spec.hidden, spec.hidden];
         Ok(FeedForward {
-            gate_up: Linear::load(gguf, &["gate", "up"].map(name), &stacked, spec.width)?,
-            down: Linear::load(gguf, &[name("down")], &[spec.width], spec.hidden)?,
+            gate_up: Linear::load(gguf, &["gate", "up"].map(name), &stacked, spec.width, rule)?,
+            down: Linear::load(gguf, &[name("down")], &[spec.width], spec.hidden, rule)?,
         })
     }
 }
 
 /// What stands before the first and after the last layer.
-#[derive(Debug)]
 pub struct Ends {
     /// Token embeddings, `[vocabulary][width]`.
     pub embedding: Linear,
@@ -77,8 +83,15 @@ pub struct Ends {
 impl Ends {
     /// Loads `token_embd`, `output_norm` and, if present, `output`.
     pub fn load(gguf: &Gguf, spec: &ModelSpec) -> Result<Ends, LoadError> {
-        let table =
-            |name: &str| Linear::load(gguf, &[name.to_string()], &[spec.vocabulary], spec.width);
+        let table = |name: &str| {
+            Linear::load(
+                gguf,
+                &[name.to_string()],
+                &[spec.vocabulary],
+                spec.width,
+                ScaleRule::Product,
+            )
+        };
         let head = gguf.tensor("output.weight").is_ok().then(|| table("output")).transpose()?;
         let norm = Norm::load(gguf, "output_norm", spec.width)?;
         Ok(Ends { embedding: table("token_embd")?, norm, head })

@@ -8,11 +8,11 @@ use reef_kernels::attention::{self, AttentionScratch, AttentionShape, SequenceRo
 use reef_kernels::dispatch::Tier;
 use reef_kernels::matmul::QuantizedRows;
 use reef_kernels::ops;
-use reef_kernels::page::write_kv;
+use reef_kernels::page::store::{NewTokens, store_tokens};
 use reef_kernels::pool::BarrierPool;
 use reef_kernels::rows::{for_each_row, for_each_row_pair};
 use reef_kv::arena::Arena;
-use reef_kv::page::{GroupView, PageShape};
+use reef_kv::page::PageShape;
 
 /// Shapes that the verbs need, fixed per model.
 #[derive(Clone, Debug)]
@@ -37,7 +37,7 @@ pub struct GroupShape {
 }
 
 /// Buffers of a pass, kept between passes; they grow to the largest batch seen.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct Buffers {
     /// Residual stream, `[rows][width]`.
     pub x: Vec<f32>,
@@ -226,13 +226,19 @@ impl<'a> Pass<'a> {
                 sequence_queries,
             );
             let key_angles = &sequence_angles[(runs - 1) * rows * len..];
-            let pages = LayerPages { view, index, shape: page_shape, arena: self.arena };
-            for_each_row(pool, rows, (sequence_qkv, stride), &|row, values| {
+            for_each_row(pool, rows, (&mut sequence_qkv[..], stride), &|row, values| {
                 let angles = &key_angles[row * len..][..len];
-                let (keys, values) = values[heads_width..].split_at_mut(kv_width);
+                let keys = &mut values[heads_width..][..kv_width];
                 rotate_heads(tier, &shape.rope, shape.attention.head_dim, keys, angles);
-                pages.write(tier, sequence.first_position + row as u32, keys, values);
             });
+            let tokens = NewTokens {
+                first_position: sequence.first_position,
+                rows,
+                stride,
+                keys: &sequence_qkv[heads_width..],
+                values: &sequence_qkv[heads_width + kv_width..],
+            };
+            store_tokens(tier, pool, &page_shape, self.arena, &view.layers[index], &tokens);
         }
     }
 
@@ -315,7 +321,7 @@ pub(crate) fn multiply(
     let rows = input.len() / linear.columns();
     grow(out, rows * linear.rows());
     let codes = compute.quantize.then(|| {
-        codes.quantize(compute.tier, &compute.pool, input, rows, linear.columns());
+        codes.quantize(compute.tier, &compute.pool, input, linear.columns());
         &*codes
     });
     let input = Input { values: input, codes, rows };
@@ -347,25 +353,6 @@ fn rotate_queries(
         let angles = &angles[run_row * len..][..len];
         rotate_heads(tier, &shape.rope, shape.attention.head_dim, out, angles);
     });
-}
-
-/// Where a layer's K and V go.
-struct LayerPages<'a> {
-    view: &'a GroupView,
-    index: usize,
-    shape: PageShape,
-    arena: &'a Arena,
-}
-
-impl LayerPages<'_> {
-    /// Writes K and V of the token at `position` into its block's page.
-    fn write(&self, tier: Tier, position: u32, keys: &[f32], values: &[f32]) {
-        let pages = &self.view.layers[self.index];
-        let page = pages[pages.partition_point(|page| page.first <= position) - 1];
-        let slot = (position - page.first) as usize;
-        assert!(slot < self.shape.block_size, "no page for position {position}");
-        write_kv(tier, self.shape, self.arena, page, slot, keys, values);
-    }
 }
 
 fn grow(buffer: &mut Vec<f32>, len: usize) {

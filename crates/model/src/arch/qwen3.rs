@@ -8,13 +8,11 @@ use crate::runner::LoadError;
 use crate::spec::ModelSpec;
 
 /// A Qwen 3 decoder.
-#[derive(Debug)]
 pub struct Qwen3 {
     ends: Ends,
     layers: Vec<Layer>,
 }
 
-#[derive(Debug)]
 struct Layer {
     attention_norm: Norm,
     projection: Projection,

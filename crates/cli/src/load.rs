@@ -1,0 +1,109 @@
+//! From a `MODEL` argument to a runner, with the options that every computing command has.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+use clap::ValueEnum;
+use reef_kernels::dispatch::Tier;
+use reef_kv::page::PageFormat;
+use reef_model::gguf::Gguf;
+use reef_model::runner::{Activations, ModelRunner, RunnerOptions};
+
+use crate::output::{WrongArguments, note};
+use crate::pull;
+
+/// The model and how to compute with it.
+#[derive(clap::Args, Clone, Debug)]
+pub struct ModelArgs {
+    /// A GGUF file, or an alias known to `reef pull` (fetched if it is not in the cache)
+    #[arg(default_value = "smollm2")]
+    pub model: String,
+    /// Fetch nothing
+    #[arg(long)]
+    offline: bool,
+    /// Precision of the activations that meet quantised weights; f32 is the slow reference
+    #[arg(long, value_enum, default_value_t = ActivationsArg::Int8)]
+    activations: ActivationsArg,
+    /// Tokens of a KV block
+    #[arg(long, value_name = "16|32|64|128", default_value = "32", value_parser = parse_block_size)]
+    pub block_size: usize,
+}
+
+/// Values of `--activations`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum ActivationsArg {
+    /// 8-bit codes
+    Int8,
+    /// 32-bit floats
+    F32,
+}
+
+fn parse_block_size(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(size @ (16 | 32 | 64 | 128)) => Ok(size),
+        _ => Err("want 16, 32, 64 or 128".into()),
+    }
+}
+
+/// Reads a KV format's name; those of later versions are refused by name.
+pub fn parse_kv_format(text: &str) -> Result<PageFormat, String> {
+    let found = PageFormat::ALL.into_iter().find(|format| format.name() == text);
+    let later = ["k8v4", "int4", "fp8-e4m3", "fp8-e5m2"].contains(&text);
+    match found {
+        Some(format) => Ok(format),
+        None if later => Err("this version has f16 and int8".into()),
+        None => Err("want f16 or int8".into()),
+    }
+}
+
+impl ModelArgs {
+    /// Path of the model file, fetched if need be.
+    pub fn path(&self) -> anyhow::Result<PathBuf> {
+        pull::resolve_model(&self.model, self.offline)
+    }
+
+    /// What the model is called: the alias, or the file's stem.
+    pub fn name(&self) -> String {
+        let path = Path::new(&self.model);
+        path.file_stem().map_or(self.model.clone(), |stem| stem.to_string_lossy().into_owned())
+    }
+
+    /// Loads the weights.
+    pub fn runner(&self, gguf: &Gguf, threads: usize) -> anyhow::Result<ModelRunner> {
+        let activations = match self.activations {
+            ActivationsArg::Int8 => Activations::Int8,
+            ActivationsArg::F32 => Activations::F32,
+        };
+        let options =
+            RunnerOptions { threads, tier: cpu_tier()?, activations, block_size: self.block_size };
+        Ok(ModelRunner::load(gguf, options)?)
+    }
+}
+
+/// Opens a model file.
+pub fn open(path: &Path) -> anyhow::Result<Gguf> {
+    Gguf::open(path).with_context(|| format!("cannot open {}", path.display()))
+}
+
+/// The CPU tier: the best of this CPU, or what `REEF_CPU_TIER` asks for. Says so where it is slow.
+pub fn cpu_tier() -> anyhow::Result<Tier> {
+    let best = Tier::detect();
+    let tier = match std::env::var("REEF_CPU_TIER") {
+        Err(_) => best,
+        Ok(name) => {
+            let available = Tier::available();
+            let found = available.iter().find(|tier| tier.name() == name).copied();
+            found.ok_or_else(|| {
+                let names: Vec<&str> = available.iter().map(|tier| tier.name()).collect();
+                let names = names.join(", ");
+                WrongArguments(format!("REEF_CPU_TIER is `{name}`: this CPU has {names}"))
+            })?
+        }
+    };
+    if tier == Tier::Scalar {
+        note(
+            "warning: no SIMD kernels for this CPU; computing with plain loops, expect it to be slow",
+        );
+    }
+    Ok(tier)
+}

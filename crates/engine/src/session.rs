@@ -1,0 +1,161 @@
+//! One sequence being computed: room is made, pages are grown, the model runs, tokens are committed.
+
+use reef_kernels::page::reencode;
+use reef_kernels::rows::for_each_row;
+use reef_kv::policy::{EvictionPolicy, Sinks};
+use reef_kv::relief::ReliefError;
+use reef_kv::{
+    BlockPool, ConfigError, Demand, EncodeJob, LedgerEntry, ReliefPlan, Sequence, SequenceConfig,
+    Shortage, TAIL_TOKENS, apply_relief, page::PageFormat, plan_format_at_seal, plan_relief,
+    plan_token_budget,
+};
+use reef_model::runner::{BatchError, BatchSequence, Compute, ModelRunner};
+
+use crate::admission::Refusal;
+
+/// Tokens ahead for which relief makes room. Two blocks: late enough that a short request keeps its
+/// precision, early enough that blocks give way in batches.
+pub const HORIZON_TOKENS: usize = 64;
+
+/// Why the engine could not do its work.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    /// The request can never be served under its contract.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    /// No permitted rung is left.
+    #[error(transparent)]
+    Shortage(#[from] Shortage),
+    /// KV memory that cannot be had.
+    #[error(transparent)]
+    Pool(#[from] ConfigError),
+    /// A token the model does not know.
+    #[error(transparent)]
+    Batch(#[from] BatchError),
+    /// Relief at a time when pages may be in use.
+    #[error(transparent)]
+    Relief(#[from] ReliefError),
+}
+
+/// How KV memory gives way, beside the contract.
+pub struct Rules {
+    /// Which blocks are dropped first when memory is short.
+    pub policy: Box<dyn EvictionPolicy>,
+    /// Format of every sealed block from the moment it is sealed.
+    pub format_at_seal: PageFormat,
+    /// Tokens at the start kept in f16 despite `format_at_seal`.
+    pub sink_tokens: usize,
+    /// Tokens at the end kept in f16 despite `format_at_seal`.
+    pub tail_tokens: usize,
+    /// Most tokens kept, if limited; then blocks go one at a time.
+    pub token_budget: Option<usize>,
+}
+
+impl Default for Rules {
+    fn default() -> Rules {
+        Rules {
+            policy: Box::new(Sinks { tail_tokens: TAIL_TOKENS }),
+            format_at_seal: PageFormat::F16,
+            sink_tokens: 0,
+            tail_tokens: 0,
+            token_budget: None,
+        }
+    }
+}
+
+/// One sequence being computed.
+pub struct Session<'a> {
+    pool: &'a BlockPool,
+    rules: &'a Rules,
+    sequence: Sequence,
+    step: u64,
+    reported: usize,
+}
+
+impl<'a> Session<'a> {
+    /// An empty sequence in `pool`.
+    pub fn new(pool: &'a BlockPool, rules: &'a Rules, config: SequenceConfig) -> Session<'a> {
+        Session { pool, rules, sequence: Sequence::new(pool, config), step: 0, reported: 0 }
+    }
+
+    /// The sequence.
+    pub fn sequence(&self) -> &Sequence {
+        &self.sequence
+    }
+
+    /// Steps taken so far.
+    pub fn step(&self) -> u64 {
+        self.step
+    }
+
+    /// Ledger entries written since the last call.
+    pub fn new_entries(&mut self) -> impl Iterator<Item = LedgerEntry> + '_ {
+        let entries = self.sequence.ledger().entries();
+        let from = std::mem::replace(&mut self.reported, entries.len());
+        entries[from..].iter().copied()
+    }
+
+    /// Computes `tokens` at the next positions: relieves, grows, runs the model, commits. Their logits
+    /// can then be asked of `runner`, row `i` for `tokens[i]`.
+    ///
+    /// # Errors
+    /// [`Shortage`] where no permitted rung makes room; the sequence then holds what it held, perhaps
+    /// in fewer bytes, and a shorter `tokens` may fit.
+    pub fn advance(&mut self, runner: &mut ModelRunner, tokens: &[u32]) -> Result<(), EngineError> {
+        self.make_room(runner.compute(), tokens.len())?;
+        self.sequence.grow(tokens.len())?;
+        let batch = [BatchSequence {
+            tokens,
+            first_position: self.sequence.next_position() as u32,
+            view: self.sequence.view(),
+        }];
+        let fence = self.pool.begin_step();
+        runner.forward(self.pool.arena(), &batch)?;
+        fence.pass();
+        self.sequence.commit(tokens.len());
+        let Rules { format_at_seal, sink_tokens, tail_tokens, .. } = *self.rules;
+        let sealed = plan_format_at_seal(&self.sequence, format_at_seal, sink_tokens, tail_tokens);
+        self.carry_out(runner.compute(), &sealed)?;
+        self.step += 1;
+        Ok(())
+    }
+
+    /// Keeps to the token budget and makes room for `tokens` now and the horizon after.
+    fn make_room(&mut self, compute: &Compute, tokens: usize) -> Result<(), EngineError> {
+        let policy = &*self.rules.policy;
+        if let Some(budget) = self.rules.token_budget {
+            let plan = plan_token_budget(&self.sequence, policy, budget, tokens);
+            self.carry_out(compute, &plan)?;
+        }
+        let ahead =
+            |horizon| Demand { sequence: &self.sequence, tokens: horizon, step_tokens: tokens };
+        let horizon = self.sequence.remaining(tokens.max(HORIZON_TOKENS));
+        let mut plan = plan_relief(self.pool, &[ahead(horizon)], policy);
+        if plan.shortage.is_some() {
+            // The horizon is a wish; this step is a need.
+            plan = plan_relief(self.pool, &[ahead(tokens)], policy);
+        }
+        if let Some(shortage) = plan.shortage {
+            return Err(shortage.into());
+        }
+        self.carry_out(compute, &plan)
+    }
+
+    fn carry_out(&mut self, compute: &Compute, plan: &ReliefPlan) -> Result<(), EngineError> {
+        if !plan.is_empty() {
+            let mut encode = |jobs: &mut [EncodeJob<'_>]| encode_pages(compute, jobs);
+            apply_relief(self.pool, &mut [&mut self.sequence], plan, self.step, &mut encode)?;
+        }
+        Ok(())
+    }
+}
+
+fn encode_pages(compute: &Compute, jobs: &mut [EncodeJob<'_>]) {
+    for_each_row(&compute.pool, jobs.len(), (jobs, 1), &|_, job| {
+        for EncodeJob { shape, source_format, source, target_format, target, refused } in job {
+            let done =
+                reencode(compute.tier, shape, *source_format, *target_format, source, target);
+            *refused = done.is_err();
+        }
+    });
+}

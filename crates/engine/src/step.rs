@@ -1,0 +1,188 @@
+//! The loop: prefill in chunks, then sample and decode until something ends it.
+
+use std::ops::ControlFlow;
+
+use reef_kv::{BlockPool, ConfigError, GroupConfig, PoolConfig, SequenceConfig};
+use reef_model::runner::ModelRunner;
+use reef_model::spec::ModelSpec;
+
+use crate::admission::admit;
+use crate::request::{Event, FinishReason, Generation, Request, Usage};
+use crate::sampler::Sampler;
+use crate::session::{EngineError, Rules, Session};
+
+/// Prompt tokens computed in one step. Large enough that weights are read seldom, small enough that
+/// open blocks take a small part of a small pool and activations stay in the L2 cache.
+pub const PREFILL_CHUNK_TOKENS: usize = 256;
+
+/// What an engine is made with.
+pub struct EngineConfig {
+    /// Bytes of KV memory.
+    pub budget_bytes: usize,
+    /// Commit the memory at start.
+    pub prefault: bool,
+    /// Tokens of a block; as the runner was loaded with.
+    pub block_size: usize,
+    /// How memory gives way.
+    pub rules: Rules,
+}
+
+/// The KV pool's configuration for a model.
+pub fn pool_config(spec: &ModelSpec, block_size: usize, budget_bytes: usize) -> PoolConfig {
+    let shape = spec.page_shape(block_size);
+    let group = |group: &reef_model::spec::GroupSpec| GroupConfig {
+        layers: group.layers.len(),
+        shape,
+        window: group.window,
+    };
+    PoolConfig { groups: spec.groups.iter().map(group).collect(), budget_bytes, prefault: false }
+}
+
+/// A model and its KV memory.
+pub struct Engine {
+    runner: ModelRunner,
+    pool: BlockPool,
+    rules: Rules,
+    next_request: u64,
+}
+
+/// What the caller does with an event: go on, or end the generation for a reason.
+pub type Sink<'a> = dyn FnMut(Event) -> ControlFlow<FinishReason> + 'a;
+
+impl Engine {
+    /// Maps the KV memory.
+    ///
+    /// # Errors
+    /// A budget that is too small for the model or more than the system gives.
+    pub fn new(runner: ModelRunner, config: EngineConfig) -> Result<Engine, ConfigError> {
+        let EngineConfig { budget_bytes, prefault, block_size, rules } = config;
+        let pool_config = pool_config(runner.spec(), block_size, budget_bytes);
+        let pool = BlockPool::new(PoolConfig { prefault, ..pool_config })?;
+        Ok(Engine { runner, pool, rules, next_request: 0 })
+    }
+
+    /// What the model is.
+    pub fn spec(&self) -> &ModelSpec {
+        self.runner.spec()
+    }
+
+    /// The KV memory.
+    pub fn pool(&self) -> &BlockPool {
+        &self.pool
+    }
+
+    /// Runs `request` to its end, telling `sink` what happens. A running request is never ended for
+    /// want of memory: what its contract cannot hold is refused before it starts.
+    ///
+    /// # Errors
+    /// A refusal with numbers, or a token outside the vocabulary.
+    pub fn generate(
+        &mut self,
+        request: &Request,
+        sink: &mut Sink<'_>,
+    ) -> Result<Generation, EngineError> {
+        let context = self.runner.spec().trained_context;
+        let max_tokens = admit(&self.pool, context, request)?;
+        let config = SequenceConfig {
+            request: self.next_request,
+            contract: request.fidelity,
+            priority: 0,
+            trained_context: context,
+            max_tokens: Some((request.prompt.len() + max_tokens).saturating_sub(1)),
+        };
+        self.next_request += 1;
+        let mut session = Session::new(&self.pool, &self.rules, config);
+        let mut token_ids = Vec::new();
+        let finish = run(&mut self.runner, &mut session, request, max_tokens, &mut token_ids, sink);
+        let finish_reason = finish?;
+        let usage = Usage {
+            prompt_tokens: request.prompt.len(),
+            fidelity: request.fidelity,
+            budget_bytes: self.pool.config().budget_bytes,
+            max_tokens_limit: max_tokens,
+            kv: session.sequence().usage(),
+        };
+        Ok(Generation { token_ids, finish_reason, usage })
+    }
+}
+
+fn run(
+    runner: &mut ModelRunner,
+    session: &mut Session<'_>,
+    request: &Request,
+    max_tokens: usize,
+    token_ids: &mut Vec<u32>,
+    sink: &mut Sink<'_>,
+) -> Result<FinishReason, EngineError> {
+    if let ControlFlow::Break(reason) = sink(Event::Admitted { max_tokens }) {
+        return Ok(reason);
+    }
+    let mut last_row = match prefill(runner, session, &request.prompt, sink)? {
+        ControlFlow::Continue(row) => row,
+        ControlFlow::Break(reason) => return Ok(reason),
+    };
+    let mut sampler = Sampler::new(request.sampling);
+    loop {
+        if token_ids.len() == max_tokens {
+            return Ok(FinishReason::Length);
+        }
+        let token = sampler.sample(runner.logits(&[last_row]));
+        if request.end_ids.contains(&token) {
+            return Ok(FinishReason::Stop);
+        }
+        token_ids.push(token);
+        if let ControlFlow::Break(reason) = sink(Event::Token(token)) {
+            return Ok(reason);
+        }
+        if token_ids.len() < max_tokens {
+            session.advance(runner, &[token])?;
+            last_row = 0;
+            if let ControlFlow::Break(reason) = report(session, sink) {
+                return Ok(reason);
+            }
+        }
+    }
+}
+
+/// Computes the prompt in chunks; a chunk that does not fit is halved down to a single token. Returns
+/// the row of the last token.
+fn prefill(
+    runner: &mut ModelRunner,
+    session: &mut Session<'_>,
+    prompt: &[u32],
+    sink: &mut Sink<'_>,
+) -> Result<ControlFlow<FinishReason, usize>, EngineError> {
+    let (mut done, mut chunk, mut rows) = (0, PREFILL_CHUNK_TOKENS, 0);
+    while done < prompt.len() {
+        rows = chunk.min(prompt.len() - done);
+        match session.advance(runner, &prompt[done..done + rows]) {
+            Err(EngineError::Shortage(_)) if chunk > 1 => {
+                chunk /= 2;
+                continue;
+            }
+            other => other?,
+        }
+        done += rows;
+        let progress = sink(Event::Prefilled { tokens: done, total: prompt.len() });
+        if let ControlFlow::Break(reason) = progress {
+            return Ok(ControlFlow::Break(reason));
+        }
+        if let ControlFlow::Break(reason) = report(session, sink) {
+            return Ok(ControlFlow::Break(reason));
+        }
+    }
+    Ok(ControlFlow::Continue(rows - 1))
+}
+
+/// Publishes what the last step did to memory.
+fn report(session: &mut Session<'_>, sink: &mut Sink<'_>) -> ControlFlow<FinishReason> {
+    for entry in session.new_entries() {
+        sink(Event::Relief(entry))?;
+    }
+    let sequence = session.sequence();
+    sink(Event::Step {
+        step: session.step() - 1,
+        tokens: sequence.next_position(),
+        used: sequence.pool().accounts().used,
+    })
+}
