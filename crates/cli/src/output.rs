@@ -4,6 +4,7 @@ use std::fmt;
 use std::io::{self, ErrorKind, Write as _};
 use std::process::ExitCode;
 
+use anyhow::Context as _;
 use serde::Serialize;
 
 /// Arguments that parse one by one but do not make sense together, or not for this model's file:
@@ -19,10 +20,31 @@ impl fmt::Display for WrongArguments {
 
 impl std::error::Error for WrongArguments {}
 
-/// Writes `text` and a line end to stdout. (`println!` panics when the reader has gone; this is an
-/// error that [`report`] keeps quiet about.)
+/// The reader of stdout has gone (`reef … | head`): there is nobody left to work for, and no failure.
+#[derive(Debug)]
+struct ReaderGone;
+
+impl fmt::Display for ReaderGone {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the reader of stdout has gone")
+    }
+}
+
+impl std::error::Error for ReaderGone {}
+
+/// Writes `text` to stdout at once, with no line end: a part of streamed text. (`print!` panics when
+/// the reader has gone; this is an error that [`report`] keeps quiet about.)
+pub fn print_text(text: &str) -> anyhow::Result<()> {
+    let mut stdout = io::stdout().lock();
+    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Err(ReaderGone.into()),
+        written => written.context("cannot write to stdout"),
+    }
+}
+
+/// Writes `text` and a line end to stdout.
 pub fn print_line(text: &str) -> anyhow::Result<()> {
-    Ok(writeln!(io::stdout().lock(), "{text}")?)
+    print_text(&format!("{text}\n"))
 }
 
 /// Writes `document` as JSON and a line end to stdout: the one document of `--json`.
@@ -39,11 +61,19 @@ pub fn note(text: &str) {
 /// exit with: 2 for [`WrongArguments`], 1 for the rest, and a quiet 0 if only the reader of stdout
 /// went away.
 pub fn report(error: &anyhow::Error) -> ExitCode {
-    if error.chain().any(is_broken_pipe) {
-        return ExitCode::SUCCESS;
+    let status = status(error);
+    if status != 0 {
+        note(&format!("error: {}", one_line(error)));
     }
-    note(&format!("error: {}", one_line(error)));
-    ExitCode::from(if error.is::<WrongArguments>() { 2 } else { 1 })
+    ExitCode::from(status)
+}
+
+fn status(error: &anyhow::Error) -> u8 {
+    match error {
+        error if error.is::<ReaderGone>() => 0,
+        error if error.is::<WrongArguments>() => 2,
+        _ => 1,
+    }
 }
 
 /// The error and its causes, joined with `: `; a cause that its parent already quotes is left out.
@@ -60,18 +90,10 @@ fn one_line(error: &anyhow::Error) -> String {
     line
 }
 
-fn is_broken_pipe(cause: &(dyn std::error::Error + 'static)) -> bool {
-    let kind = match cause.downcast_ref::<io::Error>() {
-        Some(error) => Some(error.kind()),
-        None => cause.downcast_ref().and_then(serde_json::Error::io_error_kind),
-    };
-    kind == Some(ErrorKind::BrokenPipe)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use anyhow::{Context as _, anyhow};
+    use anyhow::anyhow;
 
     #[test]
     fn a_chain_becomes_one_line_without_repeats() {
@@ -81,16 +103,13 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_that_left_is_no_failure() {
-        let broken: Result<(), _> = Err(io::Error::from(ErrorKind::BrokenPipe));
-        let error = broken.context("cannot print").unwrap_err();
-        assert_eq!(report(&error), ExitCode::SUCCESS);
-    }
-
-    #[test]
-    fn wrong_arguments_end_with_two_under_any_context() {
-        let error = anyhow::Error::new(WrongArguments("--a goes not with --b".into()));
-        assert_eq!(report(&error.context("cannot start")), ExitCode::from(2));
-        assert_eq!(report(&anyhow!("disk is full")), ExitCode::from(1));
+    fn the_status_survives_any_context() {
+        let of =
+            |error: anyhow::Error| status(&error.context("cannot print").context("cannot go on"));
+        assert_eq!(of(ReaderGone.into()), 0);
+        assert_eq!(of(WrongArguments("--a goes not with --b".into()).into()), 2);
+        assert_eq!(of(anyhow!("disk is full")), 1);
+        // Another pipe than stdout: a real failure.
+        assert_eq!(of(io::Error::from(ErrorKind::BrokenPipe).into()), 1);
     }
 }

@@ -62,7 +62,7 @@ fn foreign_words(text: &str) -> Vec<(usize, String)> {
         for folder in MACHINE_FOLDERS {
             let path = format!("/{folder}/");
             let starts = line.match_indices(&path).any(|(at, _)| {
-                // `a/tmp/b` is a relative path, `"/tmp/b"` is not.
+                // As the middle of a relative path it is no machine's.
                 !line[..at].ends_with(|c: char| c.is_alphanumeric() || "._-}*/".contains(c))
             });
             if starts {
@@ -177,17 +177,10 @@ fn check_architecture(source: &Source, sources: &[Source], findings: &mut Vec<Fi
                 name.strip_prefix(folder.split('/').next().unwrap_or(folder))
                     .is_some_and(|rest| rest.starts_with('/'))
             });
-            let exists = |name: &str| {
-                let name = name.trim_end_matches('/');
-                sources.iter().any(|source| {
-                    source
-                        .path
-                        .strip_prefix(name)
-                        .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
-                })
-            };
+            // The start of a name is enough: decisions go by their number.
+            let exists = sources.iter().any(|source| source.path.starts_with(name));
             let is_plain = !name.contains([' ', '*', '{', '<']);
-            if is_path && is_plain && !exists(name) {
+            if is_path && is_plain && !exists {
                 report(index + 1, format!("the code map names `{name}`, which is not there"));
             }
         }

@@ -1,4 +1,4 @@
-//! One fetch of a model at a time on this machine.
+//! One fetch of a thing at a time on this machine.
 
 use std::fs::{File, TryLockError};
 use std::path::Path;
@@ -9,11 +9,11 @@ use crate::output;
 
 /// Waits until this process alone holds the lock file; it is let go when the returned file is dropped,
 /// or when the process dies. The file stays: removing it would let a third process lock another one.
-pub fn acquire(path: &Path, alias: &str) -> anyhow::Result<File> {
+pub fn acquire(path: &Path, thing: &str) -> anyhow::Result<File> {
     let file = File::create(path).with_context(|| format!("cannot create {}", path.display()))?;
     match file.try_lock() {
         Err(TryLockError::WouldBlock) => {
-            output::note(&format!("another reef is fetching {alias}; waiting for it"));
+            output::note(&format!("another reef is fetching {thing}; waiting for it"));
             file.lock().with_context(|| format!("cannot lock {}", path.display()))?;
         }
         locked => locked.with_context(|| format!("cannot lock {}", path.display()))?,

@@ -15,6 +15,7 @@ use serde_json::json;
 use crate::output::{self, WrongArguments};
 use crate::{Common, sizes};
 use catalog::Known;
+pub use lock::acquire as acquire_lock;
 
 /// What starts the name of a file on a model hub.
 const HUB_PREFIX: &str = "hf:";
@@ -154,7 +155,7 @@ fn provide_known(known: &Known, cache: &Path, offline: bool) -> anyhow::Result<P
     }
     let partial = cache.join(format!("{}.partial", known.alias));
     create_folder(cache)?;
-    let _lock = lock::acquire(&cache.join(format!("{}.lock", known.alias)), known.alias)?;
+    let _lock = acquire_lock(&cache.join(format!("{}.lock", known.alias)), known.alias)?;
     if is_whole(&path) {
         return Ok(path); // another reef fetched it while this one waited
     }
@@ -167,4 +168,21 @@ fn provide_known(known: &Known, cache: &Path, offline: bool) -> anyhow::Result<P
 fn create_folder(path: &Path) -> anyhow::Result<()> {
     std::fs::create_dir_all(path)
         .with_context(|| format!("cannot create the folder {}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::resolve_model;
+
+    #[test]
+    fn a_path_is_taken_as_it_is_and_the_rest_is_refused_with_the_mend() {
+        let here = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
+        assert_eq!(resolve_model(here, true).unwrap().to_str(), Some(here));
+        let refusal = |model: &str| resolve_model(model, true).unwrap_err().to_string();
+        assert!(refusal(env!("CARGO_MANIFEST_DIR")).contains("give a GGUF file"));
+        assert!(refusal("folder/model.safetensors").contains("give a GGUF file"));
+        assert!(refusal("missing/model.gguf").contains("does not exist"));
+        assert!(refusal("model.gguf").contains("does not exist"));
+        assert!(refusal("lama").contains("known are smollm2, gemma3"));
+    }
 }
