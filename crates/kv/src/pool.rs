@@ -5,9 +5,11 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::account::{Accounts, ByFormat};
+use crate::admission::minimum_budget_bytes;
 use crate::arena::Arena;
 use crate::block::{BlockGuard, BlockRecord, Page};
 use crate::config::{ConfigError, Geometry, PoolConfig};
+use crate::ladder::Fidelity;
 use crate::page::{PAGE_ALIGN, PageFormat};
 use crate::span::{PageOwner, Place, Relocation, Slot, Spans};
 
@@ -66,14 +68,15 @@ impl BlockPool {
     /// Maps the arena and cuts it.
     ///
     /// # Errors
-    /// A configuration out of range, a budget below [`crate::admission::minimum_budget_bytes`] at the
-    /// loosest contract, or a mapping that the system refuses.
+    /// A configuration out of range, a budget below [`minimum_budget_bytes`] of every contract, or a
+    /// mapping that the system refuses.
     pub fn new(config: PoolConfig) -> Result<BlockPool, ConfigError> {
         config.check()?;
         let geometry = Geometry::new(&config);
         let budget_bytes = config.budget_bytes;
-        let minimum_bytes =
-            crate::admission::minimum_budget_bytes(&config, crate::ladder::Fidelity::Evict);
+        // Mostly the loosest contract's; with few small pages the strictest wastes fewer spans.
+        let minimums = Fidelity::ALL.map(|contract| minimum_budget_bytes(&config, contract));
+        let minimum_bytes = minimums.into_iter().min().unwrap_or(0);
         if budget_bytes < minimum_bytes {
             return Err(ConfigError::BudgetTooSmall { budget_bytes, minimum_bytes });
         }
@@ -291,7 +294,6 @@ impl Shared {
         movable: impl Fn(u32) -> bool,
     ) -> Vec<Relocation> {
         let mut all_moves = Vec::new();
-        // Not further: emptying a span to refill the reserve could take the room the demand needs.
         while !state.spans.can_take(pages, keep_empty) {
             let State { spans, blocks, .. } = state;
             let single = |owner: PageOwner| blocks[owner.block as usize].owners == 1;
@@ -336,13 +338,15 @@ impl Shared {
 
     /// Bytes free for the classes that `pages` asks for, the reserve left out.
     pub(crate) fn free_bytes_for(&self, state: &State, pages: &[usize]) -> usize {
-        let empty = state.spans.empty_spans().saturating_sub(self.geometry.reserve_spans);
+        let Geometry { span_bytes, reserve_spans, .. } = self.geometry;
         let free_in_class = state.spans.free_slots();
         let asked = |class: &usize| pages[*class] > 0;
         let partial: usize = (0..pages.len())
             .filter(asked)
             .map(|class| free_in_class[class] * self.geometry.class_bytes[class])
             .sum();
-        partial + empty * self.geometry.span_bytes
+        // Where the reserve is short, refilling it comes first.
+        (partial + state.spans.empty_spans() * span_bytes)
+            .saturating_sub(reserve_spans * span_bytes)
     }
 }

@@ -195,7 +195,9 @@ impl Spans {
         self.classes[self.spans[place.span as usize].class].page_bytes
     }
 
-    /// Whether `pages[class]` more pages fit as things lie, leaving `keep_empty` spans empty.
+    /// Whether `pages[class]` more pages fit as things lie, leaving `keep_empty` spans empty. Where
+    /// fewer are empty now nothing fits: growth into partly filled spans could otherwise use up the last
+    /// room that compaction would make a reserve of.
     pub(crate) fn can_take(&self, pages: &[usize], keep_empty: usize) -> bool {
         let spans: usize = self
             .classes
@@ -205,7 +207,7 @@ impl Spans {
                 pages.saturating_sub(size.spans * size.slots - size.used).div_ceil(size.slots)
             })
             .sum();
-        spans == 0 || spans + keep_empty <= self.empty.len()
+        pages.iter().all(|&pages| pages == 0) || spans + keep_empty <= self.empty.len()
     }
 
     /// Pages of each class that are not free.
@@ -333,6 +335,7 @@ mod tests {
         }
         assert_eq!(spans.waste_bytes(), 20);
         assert!(spans.can_take(&[0, 0], 1) && !spans.can_take(&[1, 0], 0));
+        assert!(!spans.can_take(&[0, 1], 1));
     }
 
     #[test]

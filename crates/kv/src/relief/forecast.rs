@@ -29,11 +29,10 @@ impl<'a> Forecast<'a> {
         (0..self.used.len()).map(spans).sum()
     }
 
-    /// Whether the demand fits beside what is used, without a span of the reserve.
+    /// Whether the demand fits beside what is used and the reserve.
     pub(super) fn satisfied(&self) -> bool {
         let geometry = &self.shared.geometry;
-        let with_demand = self.spans(true);
-        with_demand == self.spans(false) || with_demand + geometry.reserve_spans <= geometry.spans
+        self.spans(true) + geometry.reserve_spans <= geometry.spans
     }
 
     /// Whether the moves so far leave the reserve whole, once everything is compacted, or at least as
@@ -91,7 +90,7 @@ impl<'a> Forecast<'a> {
             return None;
         }
         let geometry = &self.shared.geometry;
-        let room = geometry.spans.saturating_sub(self.spans(false) + geometry.reserve_spans);
+        let room_bytes = geometry.spans.saturating_sub(self.spans(false)) * geometry.span_bytes;
         let partial = |class: usize| {
             let slots = geometry.slots(class);
             (self.used[class].next_multiple_of(slots) - self.used[class])
@@ -100,7 +99,8 @@ impl<'a> Forecast<'a> {
         let asked = (0..self.used.len()).filter(|&class| self.demand[class] > 0);
         Some(Shortage {
             needed_bytes: self.shared.page_bytes_sum(&self.demand),
-            free_bytes: room * geometry.span_bytes + asked.map(partial).sum::<usize>(),
+            free_bytes: (room_bytes + asked.map(partial).sum::<usize>())
+                .saturating_sub(geometry.reserve_spans * geometry.span_bytes),
         })
     }
 
