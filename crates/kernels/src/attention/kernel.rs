@@ -143,7 +143,7 @@ impl Registers for Avx2 {
     // Sixteen registers, two a vector; one line must still hide the latency of FMA.
     #[inline(always)]
     fn holds(lines: usize, vectors: usize) -> bool {
-        lines * vectors <= 6
+        lines * vectors <= 4
     }
 }
 
@@ -189,15 +189,11 @@ unsafe fn chunk<S: Registers, E: Element, const LINES: usize>(
             }
         }
         let groups = group.head_dim.div_ceil(VALUE_GROUP);
+        let visible = weigh::<S, LINES>(group, lines, bench.scores);
         // Tokens that all lines see; what only some see is done line by line, so that no line reads
         // the value of a token it must not see.
         let (mut low, mut high) = (0, group.tokens);
-        let mut visible = [(0, 0); LINES];
         for line in 0..LINES {
-            visible[line] = *lines.visible.add(line);
-            if !weigh::<S>(group, lines, line, bench.scores.add(line * KEY_GROUP_MAX)) {
-                visible[line] = (0, 0);
-            }
             low = low.max(visible[line].0);
             high = high.min(visible[line].1);
             if E::LOSSY && visible[line].0 < visible[line].1 {
@@ -320,45 +316,64 @@ unsafe fn scores<S: Simd, E: Element, const LINES: usize, const VECTORS: usize>(
     }
 }
 
-/// The online softmax step of one line: scores become weights in place. Gives whether there are any.
+/// The online softmax step: scores become weights in place. Gives what each line sees, `(0, 0)` where
+/// no weight is above 0. Lines take each step together, so that their latencies overlap.
 ///
 /// # Safety
 /// See [`Kernels`].
 #[inline(always)]
-unsafe fn weigh<S: Simd>(group: &Group, lines: &Lines, line: usize, scores: *mut f32) -> bool {
+unsafe fn weigh<S: Simd, const LINES: usize>(
+    group: &Group,
+    lines: &Lines,
+    scores: *mut f32,
+) -> [(usize, usize); LINES] {
+    let wide = group.tokens > LANES;
     // SAFETY: the caller's contract.
     unsafe {
-        let (low, high) = *lines.visible.add(line);
-        if low >= high {
-            return false;
-        }
         let nothing = S::splat(f32::NEG_INFINITY);
-        let bits = ((1u64 << high) - (1u64 << low)) as u32;
-        let first = S::select(bits as u16, S::load(scores), nothing);
-        let mut second = nothing;
-        if group.tokens > LANES {
-            second = S::select((bits >> LANES) as u16, S::load(scores.add(LANES)), nothing);
+        let (mut visible, mut max) = ([(0, 0); LINES], [0f32; LINES]);
+        let mut halves = [[nothing; 2]; LINES];
+        for line in 0..LINES {
+            let (low, high) = *lines.visible.add(line);
+            visible[line] = if low < high { (low, high) } else { (0, 0) };
+            halves[line][0] = S::load(scores.add(line * KEY_GROUP_MAX));
+            if wide {
+                halves[line][1] = S::load(scores.add(line * KEY_GROUP_MAX + LANES));
+            }
+            if visible[line] != (0, group.tokens) {
+                let bits = ((1u64 << visible[line].1) - (1u64 << visible[line].0)) as u32;
+                halves[line][0] = S::select(bits as u16, halves[line][0], nothing);
+                halves[line][1] = S::select((bits >> LANES) as u16, halves[line][1], nothing);
+            }
+            max[line] = S::reduce_max(S::max(halves[line][0], halves[line][1]));
         }
-        let old = *lines.max.add(line);
-        let max = old.max(S::reduce_max(S::max(first, second)));
-        if max == f32::NEG_INFINITY {
-            return false;
+        for line in 0..LINES {
+            let old = *lines.max.add(line);
+            if max[line] > old {
+                *lines.max.add(line) = max[line];
+                rescale::<S>(group.head_dim, lines, line, exp::<S>(S::splat(old - max[line])));
+            } else if old == f32::NEG_INFINITY {
+                // Nothing seen yet, or scores that overflowed: weights of 0, not NaN.
+                max[line] = 0.0;
+                visible[line] = (0, 0);
+            } else {
+                max[line] = old;
+            }
         }
-        if max > old {
-            *lines.max.add(line) = max;
-            rescale::<S>(group.head_dim, lines, line, exp::<S>(S::splat(old - max)));
+        for line in 0..LINES {
+            let lanes = lines.lanes.add(line * LANES);
+            let out = scores.add(line * KEY_GROUP_MAX);
+            let first = exp::<S>(S::sub(halves[line][0], S::splat(max[line])));
+            S::store(out, first);
+            let mut sum = S::add(S::load(lanes), first);
+            if wide {
+                let second = exp::<S>(S::sub(halves[line][1], S::splat(max[line])));
+                S::store(out.add(LANES), second);
+                sum = S::add(sum, second);
+            }
+            S::store(lanes, sum);
         }
-        let lanes = lines.lanes.add(line * LANES);
-        let first = exp::<S>(S::sub(first, S::splat(max)));
-        S::store(scores, first);
-        let mut sum = S::add(S::load(lanes), first);
-        if group.tokens > LANES {
-            let second = exp::<S>(S::sub(second, S::splat(max)));
-            S::store(scores.add(LANES), second);
-            sum = S::add(sum, second);
-        }
-        S::store(lanes, sum);
-        true
+        visible
     }
 }
 

@@ -134,12 +134,12 @@ impl Group<'_> {
             let row = (first + token) * value_groups + channel / VALUE_GROUP;
             half_at(self.page, part + 2 * row)
         };
-        for token in low..high {
+        for (token, weight) in weights.iter().enumerate().take(high).skip(low) {
             for channel in 0..self.head_dim {
                 let stored = self.stored(self.at.v, (first + token) * self.head_dim + channel);
                 let weight = match self.format {
-                    PageFormat::F16 => weights[token],
-                    PageFormat::Int8 => weights[token] * part(token, channel, self.at.v_scale),
+                    PageFormat::F16 => *weight,
+                    PageFormat::Int8 => weight * part(token, channel, self.at.v_scale),
                 };
                 split.values[channel] = weight.mul_add(stored, split.values[channel]);
             }
