@@ -7,6 +7,9 @@
 //!   `capacity_tokens`, `bytes_for_tokens`, [`minimum_budget_bytes`]).
 //! - [`Sequence`]: `grow` → the model writes pages → `commit`; `view` for kernels; `usage` at the end.
 //! - [`plan_relief`] (pure) → [`apply_relief`] between steps, with the caller's encode kernel.
+//!   Plan for a horizon first; on a shortage plan for the next step alone, then for a smaller chunk;
+//!   a shortage for a single token means that no permitted rung is left.
+//! - [`plan_format_at_seal`], [`plan_token_budget`]: what `eval` forces, carried out the same way.
 //! - [`check_invariants`]: what must hold at any time.
 //!
 //! One step of an engine:

@@ -154,13 +154,14 @@ impl Sequence {
     }
 
     /// First position without a page.
-    fn pages_end(&self) -> usize {
+    pub(crate) fn pages_end(&self) -> usize {
         self.grown_end.next_multiple_of(self.pool.config().block_size())
     }
 
     /// Gets f16 pages for the next `tokens` positions in every group, all or nothing. The model may
-    /// then write K and V of those positions into the view's pages. Growing again by no more than was
-    /// grown and not yet committed changes nothing.
+    /// then write K and V of those positions into the view's pages; until then a position's bytes are
+    /// arbitrary (NaN in debug builds, so that a kernel that reads past the written tokens shows).
+    /// Growing again by no more than was grown and not yet committed changes nothing.
     ///
     /// # Errors
     /// [`Shortage`] where the free pages do not suffice; the sequence is unchanged. Relieve and retry.

@@ -3,7 +3,7 @@
 mod world;
 
 use reef_kv::page::PageShape;
-use reef_kv::policy::Sinks;
+use reef_kv::policy::{EvictionPolicy, SequenceSummary, Sinks};
 use reef_kv::*;
 use world::*;
 
@@ -133,4 +133,43 @@ fn a_page_given_back_during_a_step_is_not_reused_before_its_fence() {
     drop(second);
     let after = pool.accounts();
     assert_eq!(Accounts { peak_bytes: 0, ..after }, before);
+}
+
+/// Gives up every second block: one gap each.
+struct EveryOther;
+
+impl EvictionPolicy for EveryOther {
+    fn name(&self) -> &'static str {
+        "every-other"
+    }
+
+    fn order(&self, sequence: &SequenceSummary<'_>) -> Vec<usize> {
+        let sealed = sequence.blocks.iter().filter(|block| block.sealed).map(|block| block.first);
+        sealed.filter(|first| first / sequence.block_size % 2 == 1).collect()
+    }
+}
+
+#[test]
+fn a_policy_cannot_open_more_runs_than_a_page_can_name() {
+    let pool = hybrid_pool(16);
+    let config = SequenceConfig { trained_context: 16, ..request(0, Fidelity::Evict) };
+    let mut sequence = Sequence::new(&pool, config);
+    for _ in 0..700 {
+        extend(&mut sequence, 16);
+    }
+    let plan = plan_token_budget(&sequence, &EveryOther, 0, 0);
+    assert_eq!(plan.moves.len(), 255);
+    apply(&mut sequence, &plan, 0);
+    extend(&mut sequence, 1);
+    check(&pool, &[&sequence]);
+    let view = &sequence.view().groups[1];
+    assert_eq!(view.shifts.len(), 256);
+    // Each page is rotated by the tokens dropped after it, and by those only.
+    let kept = firsts(&sequence, 1);
+    for page in &view.layers[0] {
+        let first = page.first as usize;
+        let kept_after = kept.iter().filter(|&&other| other > first).count() * 16;
+        let positions_after = kept.last().unwrap() - first;
+        assert_eq!(view.shifts[page.run as usize] as usize, positions_after - kept_after);
+    }
 }

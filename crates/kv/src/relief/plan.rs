@@ -288,6 +288,8 @@ fn drop_order(sequence: &Sequence, policy: &dyn EvictionPolicy, state: &State) -
         })
     };
     let mut kept: Vec<usize> = blocks.iter().map(|block| block.first).collect();
+    // The next block: where the newest one is dropped, the gap is before it.
+    kept.push(sequence.pages_end());
     let mut order = Vec::new();
     for first in policy.order(&summary) {
         let Ok(index) = kept.binary_search(&first) else { continue };
