@@ -5,7 +5,7 @@ use anyhow::{Context as _, ensure};
 use crate::{command, root, run_shown};
 
 /// What the scripts import, pinned: a new version may change vectors, and that should be a commit.
-const PACKAGES: [&str; 3] = ["gguf==0.19.0", "numpy==2.3.5", "jinja2==3.1.6"];
+const PACKAGES: [&str; 3] = ["gguf==0.19.0", "numpy==2.4.6", "jinja2==3.1.6"];
 
 /// Runs the scripts in xtask/golden (all, or those named without `.py`) at the root, in a venv under
 /// target/.
