@@ -181,11 +181,16 @@ unsafe fn chunk<S: Registers, E: Element, const LINES: usize>(
             query = bench.folded;
         }
         let vectors = group.tokens / LANES;
-        if vectors == 2 && S::holds(LINES, 2) {
-            scores::<S, E, LINES, 2>(group, query, &bias, 0, bench.scores);
+        if vectors == 2 && S::holds(LINES, 4) {
+            scores::<S, E, LINES, 2, 2>(group, query, &bias, 0, bench.scores);
         } else {
             for vector in 0..vectors {
-                scores::<S, E, LINES, 1>(group, query, &bias, vector, bench.scores);
+                // Three lines of two streams just fit AVX2 where there is one vector of keys.
+                if S::holds(LINES, 2) || LINES == 3 {
+                    scores::<S, E, LINES, 1, 2>(group, query, &bias, vector, bench.scores);
+                } else {
+                    scores::<S, E, LINES, 1, 1>(group, query, &bias, vector, bench.scores);
+                }
             }
         }
         let groups = group.head_dim.div_ceil(VALUE_GROUP);
@@ -274,12 +279,20 @@ unsafe fn fold<S: Simd, const LINES: usize>(
     }
 }
 
-/// Scores of tokens `16 * vector .. 16 * (vector + VECTORS)`, visible or not.
+/// Scores of tokens `16 * vector .. 16 * (vector + VECTORS)`, visible or not: the sum over the even
+/// channels, which starts from the bias, plus that over the odd ones. `STREAMS = 2` takes both at
+/// once, for the latency of FMA; 1 takes one after the other, for want of registers.
 ///
 /// # Safety
 /// See [`Kernels`].
 #[inline(always)]
-unsafe fn scores<S: Simd, E: Element, const LINES: usize, const VECTORS: usize>(
+unsafe fn scores<
+    S: Simd,
+    E: Element,
+    const LINES: usize,
+    const VECTORS: usize,
+    const STREAMS: usize,
+>(
     group: &Group,
     query: *const f32,
     bias: &[f32; LINES],
@@ -288,29 +301,63 @@ unsafe fn scores<S: Simd, E: Element, const LINES: usize, const VECTORS: usize>(
 ) {
     // SAFETY: the caller's contract.
     unsafe {
-        let keys = group.k.cast::<E::Stored>().add(vector * LANES);
-        let zero = S::splat(0.0);
-        let mut sums = [[zero; VECTORS]; LINES];
+        let zero = [[S::splat(0.0); VECTORS]; LINES];
+        let mut sums = [zero; STREAMS];
         for line in 0..LINES {
-            sums[line] = [S::splat(bias[line]); VECTORS];
+            sums[0][line] = [S::splat(bias[line]); VECTORS];
         }
-        let ahead = group.ahead_k.cast::<E::Stored>().wrapping_add(vector * LANES);
-        for channel in 0..group.head_dim {
-            prefetch(ahead.wrapping_add(channel * group.tokens));
-            let mut key = [zero; VECTORS];
-            for (i, key) in key.iter_mut().enumerate() {
-                *key = E::load::<S>(keys.add(channel * group.tokens + i * LANES));
-            }
-            for line in 0..LINES {
-                let q = S::splat(*query.add(line * group.head_dim + channel));
-                for i in 0..VECTORS {
-                    sums[line][i] = S::fma(q, key[i], sums[line][i]);
-                }
-            }
+        dot::<S, E, LINES, VECTORS, STREAMS>(group, query, vector, 0, &mut sums);
+        let mut odd = sums[STREAMS - 1];
+        if STREAMS == 1 {
+            let mut rest = [zero; STREAMS];
+            dot::<S, E, LINES, VECTORS, STREAMS>(group, query, vector, 1, &mut rest);
+            odd = rest[0];
         }
         for line in 0..LINES {
             for i in 0..VECTORS {
-                S::store(out.add(line * KEY_GROUP_MAX + (vector + i) * LANES), sums[line][i]);
+                let score = S::add(sums[0][line][i], odd[line][i]);
+                S::store(out.add(line * KEY_GROUP_MAX + (vector + i) * LANES), score);
+            }
+        }
+    }
+}
+
+/// Adds every second channel from `first` on to stream 0, the others, if asked for, to stream 1.
+///
+/// # Safety
+/// See [`Kernels`].
+#[inline(always)]
+unsafe fn dot<
+    S: Simd,
+    E: Element,
+    const LINES: usize,
+    const VECTORS: usize,
+    const STREAMS: usize,
+>(
+    group: &Group,
+    query: *const f32,
+    vector: usize,
+    first: usize,
+    sums: &mut [[[S::F; VECTORS]; LINES]; STREAMS],
+) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        let keys = group.k.cast::<E::Stored>().add(vector * LANES);
+        let ahead = group.ahead_k.cast::<E::Stored>().wrapping_add(vector * LANES);
+        for pair in (first..group.head_dim).step_by(2) {
+            for stream in 0..STREAMS {
+                let channel = pair + stream;
+                prefetch(ahead.wrapping_add(channel * group.tokens));
+                let mut key = [S::splat(0.0); VECTORS];
+                for (i, key) in key.iter_mut().enumerate() {
+                    *key = E::load::<S>(keys.add(channel * group.tokens + i * LANES));
+                }
+                for line in 0..LINES {
+                    let q = S::splat(*query.add(line * group.head_dim + channel));
+                    for i in 0..VECTORS {
+                        sums[stream][line][i] = S::fma(q, key[i], sums[stream][line][i]);
+                    }
+                }
             }
         }
     }
@@ -524,15 +571,49 @@ unsafe fn scale<S: Simd>(query: *const f32, factor: f32, count: usize, out: *mut
 /// See [`Kernels`].
 #[inline(always)]
 unsafe fn spread<S: Simd>(halves: *const u16, tokens: usize, groups: usize, out: *mut f32) {
+    // SAFETY: the caller's contract. Known numbers of groups let the compiler use shuffles.
+    unsafe {
+        match groups {
+            1 => spread_columns::<S, 1>(halves, tokens, out),
+            2 => spread_columns::<S, 2>(halves, tokens, out),
+            4 => spread_columns::<S, 4>(halves, tokens, out),
+            8 => spread_columns::<S, 8>(halves, tokens, out),
+            _ => {
+                for group in 0..groups {
+                    let out = out.add(group * KEY_GROUP_MAX);
+                    let mut column = [0u16; KEY_GROUP_MAX];
+                    for (token, half) in column.iter_mut().enumerate().take(tokens) {
+                        *half = halves.add(token * groups + group).read_unaligned();
+                    }
+                    S::store(out, S::load_f16(column.as_ptr()));
+                    S::store(out.add(LANES), S::load_f16(column.as_ptr().add(LANES)));
+                }
+            }
+        }
+    }
+}
+
+/// # Safety
+/// See [`Kernels`].
+#[inline(always)]
+unsafe fn spread_columns<S: Simd, const GROUPS: usize>(
+    halves: *const u16,
+    tokens: usize,
+    out: *mut f32,
+) {
     // SAFETY: the caller's contract.
     unsafe {
-        for group in 0..groups {
-            for token in (0..tokens).step_by(LANES) {
-                let mut column = [0u16; LANES];
-                for (lane, half) in column.iter_mut().enumerate() {
-                    *half = halves.add((token + lane) * groups + group).read_unaligned();
+        for token in (0..tokens).step_by(LANES) {
+            let rows = halves.add(token * GROUPS).cast::<[[u16; GROUPS]; LANES]>().read_unaligned();
+            let mut columns = [[0u16; LANES]; GROUPS];
+            for lane in 0..LANES {
+                for group in 0..GROUPS {
+                    columns[group][lane] = rows[lane][group];
                 }
-                S::store(out.add(group * KEY_GROUP_MAX + token), S::load_f16(column.as_ptr()));
+            }
+            for group in 0..GROUPS {
+                let column = S::load_f16(columns[group].as_ptr());
+                S::store(out.add(group * KEY_GROUP_MAX + token), column);
             }
         }
     }

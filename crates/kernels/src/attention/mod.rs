@@ -1,7 +1,7 @@
 //! Attention of a batch of query rows over pages of mixed formats.
 //!
 //! The arithmetic of one (row, head) is fixed by [`scalar`] alone: scores lane-wise over the tokens of
-//! a key group (one FMA a channel, in channel order), online softmax per key group (Milakov and
+//! a key group (one FMA a channel, even and odd channels apart), online softmax per key group (Milakov and
 //! Gimelshein, arXiv 1805.02867), values one FMA a token in token order. The context is cut at
 //! multiples of [`SPLIT_TOKENS`] original positions; the parts `(max, sum, values)` are merged in
 //! order. So a row's result has the same bits whatever the batch, the chunk of the prompt, its

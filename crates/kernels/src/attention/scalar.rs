@@ -116,14 +116,15 @@ impl Group<'_> {
                 *query *= half_at(self.page, self.at.k_scale + 2 * row(channel));
             }
         }
-        let mut scores = vec![reduce_add(bias); self.tokens];
+        // Even and odd channels.
+        let mut sums = [vec![reduce_add(bias); self.tokens], vec![0.0; self.tokens]];
         for (channel, query) in folded.iter().enumerate() {
-            for (token, score) in scores.iter_mut().enumerate() {
+            for (token, sum) in sums[channel % 2].iter_mut().enumerate() {
                 let key = self.stored(self.at.k, row(channel) * self.tokens + token);
-                *score = query.mul_add(key, *score);
+                *sum = query.mul_add(key, *sum);
             }
         }
-        scores
+        sums[0].iter().zip(&sums[1]).map(|(even, odd)| even + odd).collect()
     }
 
     /// Adds the values of the visible tokens, weighted.
