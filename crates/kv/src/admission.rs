@@ -16,9 +16,12 @@ pub(crate) fn peak_window_blocks(
     tokens: usize,
     step_tokens: usize,
 ) -> usize {
-    let step = step_tokens.max(1);
-    // Past one window and a block the pattern repeats.
-    let end = next_position + tokens.min(window + 2 * block_size + step);
+    // More than any arena holds, few enough that no sum overflows.
+    let tokens = tokens.min(u32::MAX as usize);
+    let step = step_tokens.clamp(1, tokens.max(1));
+    // Past one window, `block_size` steps have begun at every place in a block that they ever begin at.
+    let pattern = window + block_size * (step + 2);
+    let end = next_position + tokens.min(pattern);
     let mut position = next_position;
     let mut peak = 0;
     while position < end {
@@ -30,6 +33,18 @@ pub(crate) fn peak_window_blocks(
     peak
 }
 
+/// The same for any sequence of `tokens` tokens from position 0 on, wherever its steps begin: a step
+/// from `p` on needs positions `p - window + 1 ..= p + step_tokens - 1`.
+fn most_window_blocks(
+    window: usize,
+    block_size: usize,
+    tokens: usize,
+    step_tokens: usize,
+) -> usize {
+    let positions = window.saturating_add(step_tokens - 1).min(tokens).max(1);
+    ((positions - 1).div_ceil(block_size) + 1).min(tokens.div_ceil(block_size))
+}
+
 /// Blocks of one group: `floor` blocks in the smallest permitted format, `open` in f16.
 #[derive(Clone, Copy)]
 struct GroupNeed {
@@ -39,11 +54,13 @@ struct GroupNeed {
 
 fn group_need(group: &GroupConfig, tokens: usize, step_tokens: usize) -> GroupNeed {
     let block_size = group.shape.block_size;
+    let step_tokens = step_tokens.clamp(1, tokens.max(1));
     let blocks = match group.window {
         None => tokens.div_ceil(block_size),
-        Some(window) => peak_window_blocks(window, block_size, 0, tokens, step_tokens),
+        Some(window) => most_window_blocks(window, block_size, tokens, step_tokens),
     };
-    let open = step_tokens.clamp(1, tokens.max(1)).div_ceil(block_size).min(blocks);
+    // A step that begins in the middle of a block has one more block open than an aligned one.
+    let open = ((step_tokens - 1).div_ceil(block_size) + 1).min(blocks);
     GroupNeed { floor: blocks - open, open }
 }
 
@@ -103,7 +120,8 @@ impl BlockPool {
 
     /// Budget bytes one sequence of `tokens` tokens takes when every sealed block is in `floor`, sinks
     /// and tail included (they stay f16 only by preference), and the blocks of the last `step_tokens`
-    /// (1 for decode, the chunk for prefill) are open f16: pages rounded up to spans, tables, reserve.
+    /// (1 for decode, the chunk for prefill, wherever it begins) are open f16: pages rounded up to
+    /// spans, tables, reserve.
     pub fn bytes_for_tokens(&self, tokens: usize, floor: PageFormat, step_tokens: usize) -> usize {
         let geometry = &self.shared.geometry;
         let spans = self.spans_for_tokens(tokens, floor, step_tokens);

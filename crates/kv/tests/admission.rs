@@ -72,28 +72,33 @@ fn configurations_out_of_range_name_the_field() {
 
 #[test]
 fn a_demand_beyond_all_sense_is_a_shortage() {
-    let pool = smollm2_pool(24 << 20);
-    let mut sequence = Sequence::new(&pool, request(0, Fidelity::Int8));
-    extend(&mut sequence, 10);
-    let demand = Demand { sequence: &sequence, tokens: usize::MAX, step_tokens: usize::MAX };
-    let policy = policy::Sinks { tail_tokens: TAIL_TOKENS };
-    assert!(plan_relief(&pool, &[demand], &policy).shortage.is_some());
-    assert!(relief_needed_bytes(&pool, &[demand]) > 1 << 40);
-    assert!(sequence.grow(usize::MAX).is_err());
-    check(&pool, &[&sequence]);
+    for pool in [smollm2_pool(24 << 20), BlockPool::new(gemma3(24 << 20)).unwrap()] {
+        let mut sequence = Sequence::new(&pool, request(0, Fidelity::Int8));
+        extend(&mut sequence, 10);
+        let policy = policy::Sinks { tail_tokens: TAIL_TOKENS };
+        for step_tokens in [1, usize::MAX] {
+            let demand = Demand { sequence: &sequence, tokens: usize::MAX, step_tokens };
+            assert!(plan_relief(&pool, &[demand], &policy).shortage.is_some());
+            assert!(relief_needed_bytes(&pool, &[demand]) > 1 << 40);
+        }
+        assert!(!pool.fits(usize::MAX / 2, Int8, usize::MAX));
+        assert!(sequence.grow(usize::MAX).is_err());
+        check(&pool, &[&sequence]);
+    }
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, cases: 60, ..ProptestConfig::default() })]
 
-    /// A pool of the smallest budget runs a long sequence of that contract (as far as it may go), and a
-    /// sequence as long as the capacity in f16 is never touched.
+    /// A pool of about the smallest budget runs a long sequence of that contract in any steps as far as
+    /// it promised, and a sequence that fits in f16 is never touched.
     #[test]
     fn promises_are_kept(
         shape in (1..5usize, 1..9usize, 0..4usize),
         layers in proptest::collection::vec((1..9usize, proptest::option::of(1..200usize)), 1..4),
         contract in 0..4usize,
         spare in 0..3usize,
+        chunk in 1..100usize,
     ) {
         let contract = Fidelity::ALL[contract];
         let (kv_heads, head_dim, block_size) = (shape.0, shape.1 * 16, 16 << shape.2);
@@ -104,16 +109,22 @@ proptest! {
         let pool = BlockPool::new(PoolConfig { budget_bytes: minimum * (2 + spare) / 2, ..config }).unwrap();
         let limit = pool.token_limit(contract).unwrap_or(1500).min(1500);
         prop_assert!(limit > block_size);
-        let fits = pool.fits_at_f16(limit, 1);
+        let promised = |&tokens: &usize| pool.fits(tokens, contract.floor(), chunk);
+        let (limit, chunk) = match (1..=limit).rev().find(promised) {
+            Some(limit) if contract < Fidelity::Evict => (limit, chunk),
+            _ => (limit, 1),
+        };
+        let fits = pool.fits_at_f16(limit, chunk);
         let mut sequence = Sequence::new(&pool, SequenceConfig { max_tokens: Some(limit), ..request(0, contract) });
         let policy = policy::Sinks { tail_tokens: TAIL_TOKENS };
         while sequence.next_position() < limit {
-            let demand = Demand { sequence: &sequence, tokens: 1, step_tokens: 1 };
+            let tokens = sequence.remaining(chunk);
+            let demand = Demand { sequence: &sequence, tokens, step_tokens: tokens };
             let plan = plan_relief(&pool, &[demand], &policy);
             prop_assert_eq!(plan.shortage, None);
             prop_assert!(!fits || plan.moves.is_empty());
             apply(&mut sequence, &plan, 0);
-            extend(&mut sequence, 1);
+            extend(&mut sequence, tokens);
         }
         check(&pool, &[&sequence]);
     }
