@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
-use anyhow::ensure;
 use reef_kv::page::{PageFormat, PageShape};
 use reef_model::gguf::{Gguf, GgufError, Optional as _, escape};
+use reef_model::runner::LoadError;
+use reef_model::spec::ModelSpec;
 use serde::Serialize;
 
 use crate::{Common, output, sizes};
@@ -249,19 +250,11 @@ impl Tokenizer {
 }
 
 impl Geometry {
-    fn new(gguf: &Gguf) -> anyhow::Result<Geometry> {
-        let architecture = gguf.architecture()?;
-        let key = |name: &str| format!("{architecture}.{name}");
-        let layers = gguf.usize(&key("block_count"))?;
-        let heads = gguf.usize(&key("attention.head_count"))?;
-        let kv_heads = gguf.usize(&key("attention.head_count_kv")).optional()?.unwrap_or(heads);
-        let head_dim = match gguf.usize(&key("attention.key_length")).optional()? {
-            Some(channels) => channels,
-            None => gguf.usize(&key("embedding_length"))?.checked_div(heads).unwrap_or(0),
-        };
-        ensure!(layers <= 4096 && kv_heads <= 4096 && head_dim <= 65_536, "absurd sizes");
-        let groups = vec![(layers, None)];
-        Ok(Geometry::of(PageShape { kv_heads, head_dim, block_size: BLOCK_SIZE }, &groups))
+    fn new(gguf: &Gguf) -> Result<Geometry, LoadError> {
+        let spec = ModelSpec::from_gguf(gguf)?;
+        let groups: Vec<(usize, Option<usize>)> =
+            spec.groups.iter().map(|group| (group.layers.len(), group.window)).collect();
+        Ok(Geometry::of(spec.page_shape(BLOCK_SIZE), &groups))
     }
 
     /// Sums up KV groups given as their number of layers and their window.
