@@ -8,7 +8,7 @@
 
 use super::format::WeightFormat;
 use super::kernel::{
-    self, Accumulators, MatmulTier, PanelFormat, Slab, in_runs, scales_and_minima,
+    self, Accumulators, MatmulTier, PanelFormat, Slab, in_runs, scales_and_minima, unrolled,
 };
 use super::packed::{PANEL_ROWS, STEP_CODES};
 use super::quantized::TileView;
@@ -23,6 +23,10 @@ type Sums = [__m256i; 2];
 // SAFETY of every block below: the trait's contract: the caller has the features and valid pointers.
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl MatmulTier for Avx2 {
+    fn packed_rows<P: PanelFormat>() -> usize {
+        if P::LAYOUT.bits == 4 { 4 } else { 2 }
+    }
+
     unsafe fn unpack<P: PanelFormat>(panel: *const u8, groups: Range<usize>, slab: &mut Slab) {
         unsafe { unpack::<P>(panel, groups, slab) }
     }
@@ -34,7 +38,7 @@ impl MatmulTier for Avx2 {
         out: &mut Accumulators,
     ) {
         unsafe {
-            in_runs!(rows, [6 4 3 2 1], |first, R| {
+            in_runs!(rows, [6 3 2 1], |first, R| {
                 int8_rows::<P, R>(slab, groups, x, first, &mut out.0[first..first + R])
             });
         }
@@ -46,7 +50,7 @@ impl MatmulTier for Avx2 {
         out: &mut Accumulators,
     ) {
         unsafe {
-            in_runs!(x.width, [4 3 2 1], |first, R| {
+            in_runs!(x.width, [2 1], |first, R| {
                 int8_packed::<P, R>(panel, groups, x, first, &mut out.0[first..first + R])
             });
         }
@@ -176,12 +180,13 @@ unsafe fn unpack<P: PanelFormat>(panel: *const u8, groups: Range<usize>, slab: &
         // SAFETY: the group lies in the panel, the slab has room for it.
         unsafe {
             let codes = panel.add(P::LAYOUT.codes_offset(group));
-            for step in 0..P::STEPS {
+            unrolled!(step in 0..P::STEPS, {
                 for half in 0..2 {
+                    let to = to.add(step * STEP_CODES + half * STEP_CODES / 2);
                     _mm256_store_si256(to.cast(), factor_codes::<P>(codes, step, half));
-                    to = to.add(STEP_CODES / 2);
                 }
-            }
+            });
+            to = to.add(P::STEPS * STEP_CODES);
             let (scales, minima) = scales_and_minima::<Avx2, P>(panel, group);
             Avx2::store(slab.scales.as_mut_ptr().cast::<f32>().add(index * PANEL_ROWS), scales);
             if P::ASYMMETRIC {
@@ -209,29 +214,32 @@ unsafe fn first_sums<P: PanelFormat>(x: &TileView, group: usize, row: usize) -> 
     }
 }
 
-/// Adds a group's integer sums of a row to its f32 accumulators.
+/// Adds a group's integer sums to the f32 accumulators, which stay in level-1 cache: the registers are
+/// full.
 ///
 /// # Safety
-/// Needs the tier; the view holds the group.
+/// Needs the tier; the view holds the group, `out` R rows.
 #[inline(always)]
-unsafe fn add_group<P: PanelFormat>(
-    out: Pair,
-    sums: Sums,
+unsafe fn add_groups<P: PanelFormat, const R: usize>(
+    sums: [Sums; R],
     (scales, minima): (Pair, Pair),
     x: &TileView,
     group: usize,
-    row: usize,
-) -> Pair {
-    let at = group / P::GROUPS_PER_SCALE * x.width + row;
-    // SAFETY: the caller's promises.
-    unsafe {
-        let sums = Pair(_mm256_cvtepi32_ps(sums[0]), _mm256_cvtepi32_ps(sums[1]));
-        let scales = Avx2::mul(scales, Avx2::splat(*x.scales.add(at)));
-        let out = Avx2::fma(scales, sums, out);
-        if P::ASYMMETRIC {
-            Avx2::fma(minima, Avx2::splat(*x.scaled_sums.add(at)), out)
-        } else {
-            out
+    first: usize,
+    out: &mut [[f32; PANEL_ROWS]],
+) {
+    for row in 0..R {
+        let at = group / P::GROUPS_PER_SCALE * x.width + first + row;
+        // SAFETY: the caller's promises.
+        unsafe {
+            let [low, high] = sums[row];
+            let sums = Pair(_mm256_cvtepi32_ps(low), _mm256_cvtepi32_ps(high));
+            let scales = Avx2::mul(scales, Avx2::splat(*x.scales.add(at)));
+            let mut floats = Avx2::fma(scales, sums, Avx2::load(out[row].as_ptr()));
+            if P::ASYMMETRIC {
+                floats = Avx2::fma(minima, Avx2::splat(*x.scaled_sums.add(at)), floats);
+            }
+            Avx2::store(out[row].as_mut_ptr(), floats);
         }
     }
 }
@@ -305,12 +313,7 @@ unsafe fn int8_rows<P: PanelFormat, const R: usize>(
             } else {
                 Avx2::splat(0.0)
             };
-            for row in 0..R {
-                let floats = Avx2::load(out[row].as_ptr());
-                let side = (scales, minima);
-                let floats = add_group::<P>(floats, sums[row], side, &x, group, first + row);
-                Avx2::store(out[row].as_mut_ptr(), floats);
-            }
+            add_groups::<P, R>(sums, (scales, minima), &x, group, first, out);
         }
     }
 }
@@ -329,18 +332,16 @@ unsafe fn int8_packed<P: PanelFormat, const R: usize>(
 ) {
     // SAFETY: the panel and the view hold `groups` groups, `out` R rows.
     unsafe {
-        let mut floats = [Avx2::splat(0.0); R];
+        for row in 0..R {
+            Avx2::store(out[row].as_mut_ptr(), Avx2::splat(0.0));
+        }
         for group in 0..groups {
             let planes = panel.add(P::LAYOUT.codes_offset(group));
+            kernel::prefetch_group::<P>(planes);
             let codes = |step: usize, half: usize| factor_codes::<P>(planes, step, half);
             let sums = group_sums::<P, R>(codes, &x, group, first);
             let side = scales_and_minima::<Avx2, P>(panel, group);
-            for row in 0..R {
-                floats[row] = add_group::<P>(floats[row], sums[row], side, &x, group, first + row);
-            }
-        }
-        for row in 0..R {
-            Avx2::store(out[row].as_mut_ptr(), floats[row]);
+            add_groups::<P, R>(sums, side, &x, group, first, out);
         }
     }
 }

@@ -4,7 +4,7 @@
 
 use super::format::WeightFormat;
 use super::kernel::{
-    self, Accumulators, MatmulTier, PanelFormat, Slab, in_runs, scales_and_minima,
+    self, Accumulators, MatmulTier, PanelFormat, Slab, in_runs, scales_and_minima, unrolled,
 };
 use super::packed::{PANEL_ROWS, STEP_CODES};
 use super::quantized::TileView;
@@ -15,6 +15,10 @@ use std::ops::Range;
 // SAFETY of every block below: the trait's contract: the caller has the features and valid pointers.
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl MatmulTier for Avx512 {
+    fn packed_rows<P: PanelFormat>() -> usize {
+        8
+    }
+
     unsafe fn unpack<P: PanelFormat>(panel: *const u8, groups: Range<usize>, slab: &mut Slab) {
         unsafe { unpack::<P>(panel, groups, slab) }
     }
@@ -125,10 +129,10 @@ unsafe fn unpack<P: PanelFormat>(panel: *const u8, groups: Range<usize>, slab: &
         // SAFETY: the group lies in the panel, the slab has room for it.
         unsafe {
             let codes = panel.add(P::LAYOUT.codes_offset(group));
-            for step in 0..P::STEPS {
-                _mm512_store_si512(to.cast(), step_codes::<P>(codes, step));
-                to = to.add(STEP_CODES);
-            }
+            unrolled!(step in 0..P::STEPS, {
+                _mm512_store_si512(to.add(step * STEP_CODES).cast(), step_codes::<P>(codes, step));
+            });
+            to = to.add(P::STEPS * STEP_CODES);
             let (scales, minima) = scales_and_minima::<Avx512, P>(panel, group);
             Avx512::store(slab.scales.as_mut_ptr().cast::<f32>().add(index * PANEL_ROWS), scales);
             if P::ASYMMETRIC {
@@ -251,27 +255,24 @@ unsafe fn int8_packed<P: PanelFormat, const R: usize>(
         let mut floats = [_mm512_setzero_ps(); R];
         for group in 0..groups {
             let codes = panel.add(P::LAYOUT.codes_offset(group));
-            let mut x_codes = x.codes.add((group * P::STEPS * x.width + first) * 4);
+            kernel::prefetch_group::<P>(codes);
+            let x_codes = x.codes.add((group * P::STEPS * x.width + first) * 4);
             // Two chains: the sums are exact, so their order is free.
-            let mut even = [_mm512_setzero_si512(); R];
-            let mut odd = even;
+            let mut chains = [[_mm512_setzero_si512(); R]; 2];
             for row in 0..R {
-                even[row] = first_sums::<P>(&x, group, first + row);
+                chains[0][row] = first_sums::<P>(&x, group, first + row);
             }
-            for step in (0..P::STEPS).step_by(2) {
-                let now = step_codes::<P>(codes, step);
-                let next = step_codes::<P>(codes, step + 1);
+            unrolled!(step in 0..P::STEPS, {
+                let codes = step_codes::<P>(codes, step);
+                let sums = &mut chains[step % 2];
                 for row in 0..R {
-                    let x_now = splat_step(x_codes.add(4 * row));
-                    let x_next = splat_step(x_codes.add(4 * (x.width + row)));
-                    even[row] = _mm512_dpbusd_epi32(even[row], now, x_now);
-                    odd[row] = _mm512_dpbusd_epi32(odd[row], next, x_next);
+                    let x = splat_step(x_codes.add((step * x.width + row) * 4));
+                    sums[row] = _mm512_dpbusd_epi32(sums[row], codes, x);
                 }
-                x_codes = x_codes.add(8 * x.width);
-            }
+            });
             let side = scales_and_minima::<Avx512, P>(panel, group);
             for row in 0..R {
-                let sums = _mm512_add_epi32(even[row], odd[row]);
+                let sums = _mm512_add_epi32(chains[0][row], chains[1][row]);
                 floats[row] = add_group::<P>(floats[row], sums, side, &x, group, first + row);
             }
         }

@@ -9,6 +9,7 @@ use super::format::WeightFormat;
 use super::packed::{PANEL_ROWS, PackedMatrix, PanelLayout, STEP_CODES};
 use super::quantized::{QuantizedRows, TILE_ROWS, TileView};
 use crate::simd::Simd;
+use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
@@ -19,8 +20,8 @@ const FLOAT_SLAB_K: usize = 256;
 /// Activations that meet a chunk of panels before the next rows come: half of a small level-2 cache.
 const BLOCK_BYTES: usize = 256 << 10;
 
-/// Up to this many rows the weights are not unpacked to memory first.
-const FEW_ROWS: usize = 8;
+/// How far ahead of the codes in work memory is asked for.
+const PREFETCH_BYTES: usize = 4096;
 
 /// A quantised format at compile time.
 pub(super) trait PanelFormat: 'static {
@@ -86,6 +87,10 @@ pub(super) struct Accumulators(pub [[f32; PANEL_ROWS]; TILE_ROWS]);
 /// Every method needs the tier's CPU features; `panel` holds the groups named; pointers in views are
 /// valid for the k named.
 pub(super) trait MatmulTier: Simd {
+    /// Up to this many rows codes go from the packed panel to registers; beyond, unpacking to memory
+    /// first is cheaper than to decode for every few rows again.
+    fn packed_rows<P: PanelFormat>() -> usize;
+
     /// Unpacks `groups` groups into a slab; a tier may take the offset of
     /// 128 off codes of 8 bits.
     /// # Safety
@@ -103,7 +108,7 @@ pub(super) trait MatmulTier: Simd {
         out: &mut Accumulators,
     );
 
-    /// All rows of a tile (at most 8) times a whole panel, straight from the packed bits.
+    /// All rows of a tile (at most `packed_rows`) times a whole panel, straight from the packed bits.
     /// # Safety
     /// See the trait.
     unsafe fn int8_packed<P: PanelFormat>(
@@ -150,7 +155,7 @@ pub(super) unsafe fn int8_panels<T: MatmulTier>(
     // SAFETY: the caller's promises; the shapes were checked by `matmul`.
     unsafe {
         with_panel_format!(weights.format(), P => {
-            if x.rows() <= FEW_ROWS {
+            if x.rows() <= T::packed_rows::<P>() {
                 int8_few_rows::<T, P>(weights, panels, x, out);
             } else {
                 int8_blocks::<T, P>(weights, panels, x, out);
@@ -320,6 +325,17 @@ pub(super) unsafe fn scales_and_minima<S: Simd, P: PanelFormat>(
     }
 }
 
+/// Asks for the codes that come [`PREFETCH_BYTES`] after `codes`: the hardware's own guess loses its way
+/// where groups do not begin on cache lines.
+#[inline(always)]
+pub(super) fn prefetch_group<P: PanelFormat>(codes: *const u8) {
+    for line in 0..P::LAYOUT.group_bytes().div_ceil(64) {
+        let ahead = codes.wrapping_add(PREFETCH_BYTES + 64 * line);
+        // SAFETY: a hint; any address is allowed.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(ahead.cast()) };
+    }
+}
+
 /// The body of [`MatmulTier::dequantize`]; `step_codes` writes the 64 unsigned codes of a step.
 ///
 /// # Safety
@@ -436,4 +452,18 @@ macro_rules! in_runs {
     }};
 }
 
-pub(super) use in_runs;
+/// A loop over at most eight steps whose `$step` is a constant in every copy of the body: shifts of bit
+/// planes become immediate. (Left to itself the compiler unrolls some formats and not others.)
+macro_rules! unrolled {
+    ($step:ident in 0..$count:expr, $body:block) => {
+        unrolled!(@ $step, $count, $body, 0 1 2 3 4 5 6 7)
+    };
+    (@ $step:ident, $count:expr, $body:block, $($index:literal)*) => {
+        $(if $index < $count {
+            let $step: usize = $index;
+            $body
+        })*
+    };
+}
+
+pub(super) use {in_runs, unrolled};
