@@ -62,12 +62,6 @@ impl ModelArgs {
         pull::resolve_model(&self.model, self.offline)
     }
 
-    /// What the model is called: the alias, or the file's stem.
-    pub fn name(&self) -> String {
-        let path = Path::new(&self.model);
-        path.file_stem().map_or(self.model.clone(), |stem| stem.to_string_lossy().into_owned())
-    }
-
     /// Loads the weights.
     pub fn runner(&self, gguf: &Gguf, threads: usize) -> anyhow::Result<ModelRunner> {
         let activations = match self.activations {

@@ -6,7 +6,6 @@ mod inspect;
 mod load;
 mod memory;
 mod output;
-#[allow(dead_code)] // until bench measures peers
 mod peer;
 mod progress;
 mod pull;

@@ -26,6 +26,13 @@ pub fn peak_resident_bytes() -> Option<u64> {
     field_kib(&fs::read_to_string("/proc/self/status").ok()?, "VmHWM:")
 }
 
+/// The CPU's name, where the system says it.
+pub fn cpu_name() -> Option<String> {
+    let text = fs::read_to_string("/proc/cpuinfo").ok()?;
+    let line = text.lines().find(|line| line.starts_with("model name"))?;
+    Some(line.split_once(':')?.1.trim().to_string())
+}
+
 fn field_kib(text: &str, name: &str) -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix(name))?;
     Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? << 10)

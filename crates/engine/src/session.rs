@@ -102,20 +102,48 @@ impl<'a> Session<'a> {
     /// [`Shortage`] where no permitted rung makes room; the sequence then holds what it held, perhaps
     /// in fewer bytes, and a shorter `tokens` may fit.
     pub fn advance(&mut self, runner: &mut ModelRunner, tokens: &[u32]) -> Result<(), EngineError> {
-        self.make_room(runner.compute(), tokens.len())?;
-        self.sequence.grow(tokens.len())?;
-        let batch = [BatchSequence {
-            tokens,
-            first_position: self.sequence.next_position() as u32,
-            view: self.sequence.view(),
-        }];
-        let fence = self.pool.begin_step();
-        runner.forward(self.pool.arena(), &batch)?;
+        Session::advance_all(runner, std::slice::from_mut(self), tokens)
+    }
+
+    /// [`advance`](Self::advance) for several sequences of one pool in one batch; every session takes an
+    /// equal share of `tokens`, in order. Room is made for each alone.
+    pub fn advance_all(
+        runner: &mut ModelRunner,
+        sessions: &mut [Session<'_>],
+        tokens: &[u32],
+    ) -> Result<(), EngineError> {
+        let Some(pool) = sessions.first().map(|session| session.pool) else {
+            return Ok(());
+        };
+        let share = tokens.len() / sessions.len();
+        for session in &mut *sessions {
+            session.make_room(runner.compute(), share)?;
+            session.sequence.grow(share)?;
+        }
+        let batch: Vec<BatchSequence<'_>> = sessions
+            .iter()
+            .zip(tokens.chunks(share))
+            .map(|(session, tokens)| BatchSequence {
+                tokens,
+                first_position: session.sequence.next_position() as u32,
+                view: session.sequence.view(),
+            })
+            .collect();
+        let fence = pool.begin_step();
+        runner.forward(pool.arena(), &batch)?;
         fence.pass();
-        self.sequence.commit(tokens.len());
+        for session in sessions {
+            session.commit(runner.compute(), share)?;
+        }
+        Ok(())
+    }
+
+    /// Accepts the step's tokens and brings newly sealed blocks to their format.
+    fn commit(&mut self, compute: &Compute, tokens: usize) -> Result<(), EngineError> {
+        self.sequence.commit(tokens);
         let Rules { format_at_seal, sink_tokens, tail_tokens, .. } = *self.rules;
         let sealed = plan_format_at_seal(&self.sequence, format_at_seal, sink_tokens, tail_tokens);
-        self.carry_out(runner.compute(), &sealed)?;
+        self.carry_out(compute, &sealed)?;
         self.step += 1;
         Ok(())
     }

@@ -1,0 +1,188 @@
+//! `reef run`: text from one prompt (or a chat on a terminal) within a KV budget.
+
+mod chat;
+mod stream;
+mod summary;
+mod timeline;
+mod usage;
+
+use std::io::{IsTerminal as _, Read as _};
+use std::path::PathBuf;
+
+use anyhow::{Context as _, bail};
+use reef_engine::session::Rules;
+use reef_engine::{Engine, EngineConfig, Request, Sampling};
+use reef_kv::page::PageFormat;
+use reef_kv::{Fidelity, TAIL_TOKENS, policy};
+use reef_model::gguf::Gguf;
+use reef_model::tokenizer::{Encode, Tokenizer};
+
+use crate::load::{ModelArgs, open, parse_kv_format};
+use crate::output::{WrongArguments, note, print_json};
+use crate::{Common, memory, signals, sizes};
+use chat::Chat;
+use stream::Streamed;
+
+/// Generate text from one prompt and tell what its KV memory went through
+#[derive(clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    common: Common,
+    #[command(flatten)]
+    model: ModelArgs,
+    /// The prompt; without one, a chat on a terminal, else stdin
+    #[arg(short, long, value_name = "TEXT", conflicts_with = "prompt_file")]
+    prompt: Option<String>,
+    /// Read the prompt from a file
+    #[arg(long, value_name = "FILE")]
+    prompt_file: Option<PathBuf>,
+    /// Put the prompt into the model's chat template
+    #[arg(long)]
+    chat: bool,
+    /// A Jinja chat template to use instead of the file's
+    #[arg(long, value_name = "FILE")]
+    chat_template: Option<PathBuf>,
+    /// Generate at most N tokens [default: what fits at the contract's floor]
+    #[arg(long, value_name = "N")]
+    max_tokens: Option<usize>,
+    /// KV memory, such as 24MiB [default: what the trained context needs, at most half of what is free]
+    #[arg(long, value_name = "SIZE", value_parser = sizes::parse)]
+    kv_memory: Option<u64>,
+    /// What may be done to the KV memory: exact, int8, int4 or evict; each permits those before it
+    #[arg(long, value_name = "CONTRACT", default_value = "evict")]
+    fidelity: Fidelity,
+    /// Format of every sealed block from the start
+    #[arg(long, value_name = "FORMAT", default_value = "f16", value_parser = parse_kv_format)]
+    kv_format: PageFormat,
+    /// Which blocks are dropped first: sinks or window
+    #[arg(long, value_name = "POLICY", default_value = "sinks")]
+    policy: String,
+    /// Commit all KV memory at start
+    #[arg(long)]
+    prefault: bool,
+    /// 0 takes the likeliest token
+    #[arg(long, value_name = "T", default_value_t = 0.0)]
+    temperature: f32,
+    /// Choose among the likeliest tokens that have this probability together
+    #[arg(long, value_name = "P", default_value_t = 1.0)]
+    top_p: f32,
+    /// Choose among the K likeliest tokens; 0: all
+    #[arg(long, value_name = "K", default_value_t = 0)]
+    top_k: usize,
+    /// Seed of the random choice
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    seed: u64,
+    /// End before this text (may be given several times)
+    #[arg(long, value_name = "TEXT")]
+    stop: Vec<String>,
+    /// Go on past the model's end-of-text tokens
+    #[arg(long)]
+    ignore_eos: bool,
+}
+
+/// Runs `reef run`.
+pub fn run(args: Args) -> anyhow::Result<()> {
+    check(&args)?;
+    let interrupted = signals::install()?;
+    let path = args.model.path()?;
+    let prompt = prompt(&args)?;
+    let gguf = open(&path)?;
+    let tokenizer = Tokenizer::from_gguf(&gguf)?;
+    let mut engine = engine(&args, &gguf)?;
+    let chat = match args.chat || prompt.is_none() {
+        true => Some(Chat::new(&gguf, &tokenizer, args.chat_template.as_deref())?),
+        false => None,
+    };
+    drop(gguf);
+    let Some(prompt) = prompt else {
+        let chat = chat.context("a chat has a template")?;
+        return chat
+            .converse(&mut |ids| generate(&args, &tokenizer, &mut engine, ids, interrupted));
+    };
+    let ids = match &chat {
+        Some(chat) => chat.first_turn(&prompt)?,
+        None => tokenizer.encode(&prompt, Encode::default())?,
+    };
+    let streamed = generate(&args, &tokenizer, &mut engine, ids, interrupted)?;
+    if args.common.json {
+        return print_json(&usage::document(&streamed));
+    }
+    note(&summary::text(&streamed));
+    Ok(())
+}
+
+fn check(args: &Args) -> anyhow::Result<()> {
+    if args.kv_format != PageFormat::F16 && args.fidelity == Fidelity::Exact {
+        bail!(WrongArguments(format!(
+            "--kv-format {} goes not with --fidelity exact: permit int8 or keep f16",
+            args.kv_format.name()
+        )));
+    }
+    policy::by_name(&args.policy, TAIL_TOKENS).map_err(|e| WrongArguments(e.to_string()))?;
+    sampling(args).check().map_err(|e| anyhow::Error::new(WrongArguments(e)))
+}
+
+fn sampling(args: &Args) -> Sampling {
+    let Args { temperature, top_p, top_k, seed, .. } = *args;
+    Sampling { temperature, top_p, top_k, seed }
+}
+
+/// The prompt, or `None` for a chat on a terminal.
+fn prompt(args: &Args) -> anyhow::Result<Option<String>> {
+    if let Some(text) = &args.prompt {
+        return Ok(Some(text.clone()));
+    }
+    if let Some(path) = &args.prompt_file {
+        let text = std::fs::read_to_string(path)
+            .with_context(|| format!("cannot read --prompt-file {}", path.display()))?;
+        return Ok(Some(text));
+    }
+    if std::io::stdin().is_terminal() {
+        if args.common.json {
+            bail!(WrongArguments("--json needs a prompt: give -p or --prompt-file".into()));
+        }
+        return Ok(None);
+    }
+    let mut text = String::new();
+    std::io::stdin().read_to_string(&mut text).context("cannot read the prompt from stdin")?;
+    Ok(Some(text))
+}
+
+fn engine(args: &Args, gguf: &Gguf) -> anyhow::Result<Engine> {
+    let runner = args.model.runner(gguf, args.common.threads())?;
+    let spec = runner.spec();
+    let block_size = args.model.block_size;
+    let per_token = spec.bytes_per_token(PageFormat::F16, block_size);
+    // A twentieth more than the context's pages: tables, the reserve, and spans partly filled.
+    let context_bytes = (spec.trained_context as f64 * per_token * 1.05) as u64 + (4 << 20);
+    let budget = memory::kv_budget(args.kv_memory, context_bytes, gguf.file_size() as u64)?;
+    if args.kv_memory.is_none() {
+        note(&format!("KV memory: {} (--kv-memory changes it)", sizes::display(budget)));
+    }
+    let policy = policy::by_name(&args.policy, TAIL_TOKENS)?;
+    let rules = Rules { policy, format_at_seal: args.kv_format, ..Rules::default() };
+    let budget_bytes = usize::try_from(budget).context("--kv-memory is too large")?;
+    let config = EngineConfig { budget_bytes, prefault: args.prefault, block_size, rules };
+    Ok(Engine::new(runner, config)?)
+}
+
+fn generate(
+    args: &Args,
+    tokenizer: &Tokenizer,
+    engine: &mut Engine,
+    prompt: Vec<u32>,
+    interrupted: &std::sync::atomic::AtomicBool,
+) -> anyhow::Result<Streamed> {
+    let end_ids = match args.ignore_eos {
+        true => Vec::new(),
+        false => tokenizer.vocabulary().end_of_generation().to_vec(),
+    };
+    let request = Request {
+        prompt,
+        max_tokens: args.max_tokens,
+        fidelity: args.fidelity,
+        sampling: sampling(args),
+        end_ids,
+    };
+    stream::stream(engine, tokenizer, &request, &args.stop, !args.common.json, interrupted)
+}

@@ -1,0 +1,160 @@
+//! One generation, its text as it comes, and what was measured on the way.
+
+use std::io::Write as _;
+use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use indicatif::ProgressBar;
+use reef_engine::stop::{Matched, StopMatcher};
+use reef_engine::{Engine, Event, FinishReason, Generation, Request};
+use reef_kv::ByFormat;
+use reef_model::tokenizer::{Decode, Detokenizer, Tokenizer};
+
+use crate::progress;
+
+/// A finished generation with its text and times.
+pub struct Streamed {
+    /// Text generated, cut before a stop string.
+    pub text: String,
+    /// What the engine answered.
+    pub generation: Generation,
+    /// KV bytes by format after each step.
+    pub memory: Vec<Sample>,
+    /// From the start to the first token.
+    pub time_to_first_token: Duration,
+    /// Computing the prompt.
+    pub prefill_time: Duration,
+    /// From the first token to the last.
+    pub decode_time: Duration,
+}
+
+/// KV memory after a step.
+#[derive(Clone, Copy, Debug)]
+pub struct Sample {
+    /// Tokens computed so far, dropped ones included.
+    pub tokens: usize,
+    /// Bytes of pages in use.
+    pub used: ByFormat<usize>,
+}
+
+/// Runs `request`, writing its text to stdout as it comes where `show`.
+pub fn stream(
+    engine: &mut Engine,
+    tokenizer: &Tokenizer,
+    request: &Request,
+    stops: &[String],
+    show: bool,
+    interrupted: &AtomicBool,
+) -> anyhow::Result<Streamed> {
+    let mut listener = Listener {
+        detokenizer: tokenizer.detokenizer(Decode { continues: true, ..Decode::default() }),
+        stops: StopMatcher::new(stops),
+        show,
+        interrupted,
+        text: String::new(),
+        memory: Vec::new(),
+        stopped: false,
+        bar: progress::bar(request.prompt.len() as u64, "prompt tokens"),
+        start: Instant::now(),
+        prefilled: None,
+        first_token: None,
+        failure: None,
+    };
+    let generation = engine.generate(request, &mut |event| listener.hear(event))?;
+    listener.bar.finish_and_clear();
+    if let Some(failure) = listener.failure.take() {
+        return Err(failure);
+    }
+    let end = Instant::now();
+    listener.end()?;
+    let Listener { text, memory, start, prefilled, first_token, .. } = listener;
+    let first = first_token.unwrap_or(end);
+    Ok(Streamed {
+        text,
+        generation,
+        memory,
+        time_to_first_token: first - start,
+        prefill_time: prefilled.unwrap_or(end) - start,
+        decode_time: end - first,
+    })
+}
+
+struct Listener<'a> {
+    detokenizer: Detokenizer<'a>,
+    stops: StopMatcher,
+    show: bool,
+    interrupted: &'a AtomicBool,
+    text: String,
+    memory: Vec<Sample>,
+    /// A stop string was found: what follows it is not shown.
+    stopped: bool,
+    bar: ProgressBar,
+    start: Instant,
+    prefilled: Option<Instant>,
+    first_token: Option<Instant>,
+    failure: Option<anyhow::Error>,
+}
+
+impl Listener<'_> {
+    fn hear(&mut self, event: Event) -> ControlFlow<FinishReason> {
+        match event {
+            Event::Admitted { .. } | Event::Relief(_) => {}
+            Event::Prefilled { tokens, total } => {
+                self.bar.set_position(tokens as u64);
+                if tokens == total {
+                    self.prefilled = Some(Instant::now());
+                    self.bar.finish_and_clear();
+                }
+            }
+            Event::Step { tokens, used, .. } => self.memory.push(Sample { tokens, used }),
+            Event::Token(id) => {
+                self.first_token.get_or_insert_with(Instant::now);
+                let piece = self.detokenizer.push(id);
+                let (piece, stopped) = match self.stops.push(&piece) {
+                    Matched::Text(piece) => (piece, false),
+                    Matched::Stop(piece) => (piece, true),
+                };
+                if let Err(failure) = self.write(&piece) {
+                    self.failure = Some(failure);
+                    return ControlFlow::Break(FinishReason::Cancelled);
+                }
+                self.stopped = stopped;
+                if stopped {
+                    return ControlFlow::Break(FinishReason::Stop);
+                }
+            }
+        }
+        match self.interrupted.load(Ordering::SeqCst) {
+            true => ControlFlow::Break(FinishReason::Cancelled),
+            false => ControlFlow::Continue(()),
+        }
+    }
+
+    fn write(&mut self, piece: &str) -> anyhow::Result<()> {
+        self.text.push_str(piece);
+        if self.show {
+            let mut out = std::io::stdout().lock();
+            out.write_all(piece.as_bytes()).and_then(|()| out.flush()).context("cannot print")?;
+        }
+        Ok(())
+    }
+
+    /// Text that was held back for a stop string or an unfinished character.
+    fn end(&mut self) -> anyhow::Result<()> {
+        if !self.stopped {
+            let rest = self.detokenizer.clone().finish();
+            let rest = self.stops.finish() + &rest;
+            self.write(&rest)?;
+        }
+        if self.show {
+            self.write_line_end()?;
+        }
+        Ok(())
+    }
+
+    fn write_line_end(&self) -> anyhow::Result<()> {
+        crate::output::print_line("")
+    }
+}

@@ -1,0 +1,77 @@
+//! The JSON document of `reef run --json` (stable: scripts rely on it).
+
+use reef_kv::page::PageFormat;
+use reef_kv::{ByFormat, LedgerEntry};
+use serde_json::{Map, Value, json};
+
+use super::stream::Streamed;
+
+/// Every KV format that the document names, those of later versions included (always 0).
+const FORMATS: [&str; 6] = ["f16", "int8", "k8v4", "int4", "fp8-e4m3", "fp8-e5m2"];
+
+/// The document.
+pub fn document(streamed: &Streamed) -> Value {
+    let generation = &streamed.generation;
+    let usage = &generation.usage;
+    let prompt = usage.prompt_tokens as f64;
+    let decoded = generation.token_ids.len().saturating_sub(1) as f64;
+    json!({
+        "text": streamed.text,
+        "token_ids": generation.token_ids,
+        "finish_reason": generation.finish_reason.name(),
+        "usage": {
+            "prompt_tokens": usage.prompt_tokens,
+            "completion_tokens": generation.token_ids.len(),
+            "cached_tokens": 0,
+            "kv": {
+                "fidelity": usage.fidelity.name(),
+                "budget_bytes": usage.budget_bytes,
+                "peak_bytes": usage.kv.peak_bytes,
+                "bytes_at_f16": usage.kv.bytes_at_f16,
+                "max_tokens_limit": usage.max_tokens_limit,
+                "tokens_by_format": tokens_by_format(&usage.kv.tokens_by_format),
+                "dropped_tokens": number(usage.kv.dropped_tokens),
+                "pauses": 0,
+                "relief": usage.kv.relief.iter().map(relief).collect::<Vec<_>>(),
+            },
+        },
+        "timings": {
+            "ttft_ms": streamed.time_to_first_token.as_secs_f64() * 1e3,
+            "prefill_tok_s": rate(prompt, streamed.prefill_time),
+            "decode_tok_s": rate(decoded, streamed.decode_time),
+        },
+    })
+}
+
+/// Tokens a second; 0 where there was nothing to time.
+pub fn rate(tokens: f64, time: std::time::Duration) -> f64 {
+    let seconds = time.as_secs_f64();
+    if seconds > 0.0 { tokens / seconds } else { 0.0 }
+}
+
+fn tokens_by_format(tokens: &ByFormat<f64>) -> Value {
+    let held = |name: &str| {
+        let format = PageFormat::ALL.into_iter().find(|format| format.name() == name);
+        number(format.map_or(0.0, |format| tokens[format]))
+    };
+    let fields: Map<String, Value> =
+        FORMATS.map(|name| (name.to_string(), held(name))).into_iter().collect();
+    Value::Object(fields)
+}
+
+/// Whole numbers as integers: most counts are.
+fn number(value: f64) -> Value {
+    if value.fract() == 0.0 { json!(value as u64) } else { json!(value) }
+}
+
+fn relief(entry: &LedgerEntry) -> Value {
+    json!({
+        "step": entry.step,
+        "request": entry.request.to_string(),
+        "rung": entry.rung.name(),
+        "blocks": entry.blocks,
+        "bytes": entry.bytes,
+        "reason": entry.reason.name(),
+        "harm": entry.harm,
+    })
+}
