@@ -1,5 +1,5 @@
 //! Speed of the matmul kernels: `cargo run --release -p reef-kernels --example matmul_bench -- [WHAT] [TIER]`
-//! WHAT: `read`, `decode`, `gemv`, `gemm`, `f32` or `all`; TIER: `avx2`, `avx512` (default: both).
+//! WHAT: `read`, `pack`, `decode`, `gemv`, `gemm`, `f32` or `all`; TIER: `avx2`, `avx512` (default: both).
 //!
 //! Medians over repeated rounds, the best round in brackets; two threads unless `REEF_BENCH_THREADS` says otherwise. Weights are
 //! random bits; sizes are those of SmolLM2-135M.
@@ -31,6 +31,9 @@ fn main() {
     let wanted = |name: &str| what == name || what == "all";
     if wanted("read") {
         read(&pool);
+    }
+    if wanted("pack") {
+        pack();
     }
     for tier in Tier::available() {
         let asked = arguments.get(1).map_or(tier != Tier::Scalar, |name| name == tier.name());
@@ -95,6 +98,11 @@ fn random_words(count: usize, seed: u64) -> Vec<u64> {
 }
 
 fn matrix(format: WeightFormat, rows: usize, cols: usize) -> PackedMatrix {
+    PackedMatrix::pack(format, rows, cols, &tensor(format, rows, cols)).expect("a whole tensor")
+}
+
+/// Random bits with ordinary scales.
+fn tensor(format: WeightFormat, rows: usize, cols: usize) -> Vec<u8> {
     let bytes = rows * format.row_bytes(cols);
     let words = random_words(bytes.div_ceil(8), bytes as u64);
     let mut raw: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
@@ -110,7 +118,7 @@ fn matrix(format: WeightFormat, rows: usize, cols: usize) -> PackedMatrix {
             block[last] &= 0x3f;
         }
     }
-    PackedMatrix::pack(format, rows, cols, &raw).expect("a whole tensor")
+    raw
 }
 
 fn activations(rows: usize, cols: usize) -> Vec<f32> {
@@ -141,6 +149,18 @@ fn read(pool: &BarrierPool) {
         }
     });
     println!("barrier: {:.2} ({:.2}) us", seconds.median * 1e4, seconds.best * 1e4);
+}
+
+/// Repacking at load, one thread.
+fn pack() {
+    for format in WEIGHT_FORMATS {
+        let (rows, cols) = (1536, 512);
+        let raw = tensor(format, rows, cols);
+        let seconds = time(15, || {
+            black_box(PackedMatrix::pack(format, rows, cols, &raw)).expect("a whole tensor");
+        });
+        println!("pack {:5}: {} G values/s", format.name(), seconds.rate((rows * cols) as f64));
+    }
 }
 
 /// Matrices that share an input, their columns side by side in the output.

@@ -1,7 +1,7 @@
 //! A pool whose jobs are shorter than a system call: threads meet at spin barriers.
 //!
 //! A decode step crosses some 300 barriers in 3 ms, so starting a job on a worker must cost less than
-//! a microsecond. Workers spin for [`SPIN_TIME`] after their last job, then sleep on a condition
+//! a microsecond. Workers spin for `SPIN_TIME` after their last job, then sleep on a condition
 //! variable: hot between the layers of a step, cold when nobody generates.
 
 use std::any::Any;

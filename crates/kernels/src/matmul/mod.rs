@@ -1,7 +1,7 @@
 //! Quantised weights times rows of activations.
 //!
 //! One result for one row: whatever the batch, tile, thread count or tier, an output is the same
-//! sequence of operations over k (see [`scalar`]), so its bits are the same. Kernels differ only in how
+//! sequence of operations over k (see `scalar.rs`), so its bits are the same. Kernels differ only in how
 //! many outputs they work on at once: sixteen output rows lie in the lanes of a vector, and lanes never
 //! meet.
 
@@ -24,6 +24,7 @@ use crate::dispatch::Tier;
 use crate::pool::BarrierPool;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::{avx2::Avx2, avx512::Avx512};
+use quantized::TILE_ROWS;
 use std::ops::Range;
 
 /// Chunks of panels per thread: enough to even out a disturbed core, few enough that the shared cursor
@@ -143,16 +144,16 @@ unsafe fn run_panels(
 /// As [`run_panels`].
 unsafe fn scalar_panels(weights: &PackedMatrix, panels: Range<usize>, x: Rows, out: &Output) {
     for panel in panels {
-        for row in 0..x.rows() {
+        for first in (0..x.rows()).step_by(TILE_ROWS) {
+            let rows = first..x.rows().min(first + TILE_ROWS);
             let sums = match x {
-                Rows::Int8(x) => scalar::int8_row(weights, panel, x, row),
-                Rows::F32 { values, .. } => {
-                    let cols = weights.cols();
-                    scalar::f32_row(weights, panel, &values[row * cols..][..cols])
-                }
+                Rows::Int8(x) => scalar::int8_tile(weights, panel, x, rows.clone()),
+                Rows::F32 { values, .. } => scalar::f32_tile(weights, panel, values, rows.clone()),
             };
-            // SAFETY: the caller's promises.
-            unsafe { out.store(row, panel, &sums) };
+            for (row, sums) in rows.zip(&sums) {
+                // SAFETY: the caller's promises.
+                unsafe { out.store(row, panel, sums) };
+            }
         }
     }
 }

@@ -34,6 +34,7 @@ pub struct QuantizedRows {
 }
 
 /// Where one tile's numbers start, and how many rows lie side by side.
+#[cfg(target_arch = "x86_64")]
 #[derive(Clone, Copy)]
 pub(super) struct TileView {
     pub width: usize,
@@ -97,6 +98,7 @@ impl QuantizedRows {
     }
 
     /// The view of tile `tile` from k `first_k` (a multiple of 32) on.
+    #[cfg(target_arch = "x86_64")]
     pub(super) fn tile(&self, tile: usize, first_k: usize) -> TileView {
         let (width, cols) = (self.width, self.cols);
         let values = (tile * cols + first_k) * width;
@@ -111,14 +113,22 @@ impl QuantizedRows {
     }
 
     /// Rows per tile.
+    #[cfg(target_arch = "x86_64")]
     pub(super) fn tile_width(&self) -> usize {
         self.width
     }
 
-    /// The code of `row` at `k`.
-    pub(super) fn code(&self, row: usize, k: usize) -> i8 {
+    /// The codes of `row` from `first_k` (a multiple of 4) on, 32 or as many as there are.
+    pub(super) fn group_codes(&self, row: usize, first_k: usize) -> [i16; GROUP] {
         let (tile, lane) = (row / self.width, row % self.width);
-        self.codes[((tile * self.cols / 4 + k / 4) * self.width + lane) * 4 + k % 4]
+        let mut codes = [0; GROUP];
+        for (step, four) in codes.chunks_exact_mut(4).enumerate().take((self.cols - first_k) / 4) {
+            let at = ((tile * self.cols + first_k) / 4 + step) * self.width + lane;
+            for (to, code) in four.iter_mut().zip(&self.codes[4 * at..4 * at + 4]) {
+                *to = i16::from(*code);
+            }
+        }
+        codes
     }
 
     /// The scale of `row` over k `32 group .. 32 group + 32`.

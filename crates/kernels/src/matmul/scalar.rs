@@ -2,8 +2,9 @@
 
 use super::format::{WeightFormat, float_value};
 use super::packed::{PANEL_ROWS, PackedMatrix, PanelLayout, STEP_CODES};
-use super::quantized::{GROUP, QuantizedRows};
+use super::quantized::{GROUP, QuantizedRows, TILE_ROWS};
 use half::f16;
+use std::ops::Range;
 
 /// The unsigned code of row `row` of a panel at `k` of `group`, from its bit planes.
 pub(super) fn code(layout: &PanelLayout, panel: &[u8], group: usize, row: usize, k: usize) -> i32 {
@@ -45,48 +46,63 @@ pub(super) fn scale_and_minimum(
     (half(head) * f32::from(panel[side]), minimum)
 }
 
-/// Row `row` of int8 activations times the sixteen rows of a panel.
+/// Sums of up to twelve rows of activations times the sixteen rows of a panel.
+pub(super) type TileSums = [[f32; PANEL_ROWS]; TILE_ROWS];
+
+/// Rows `rows` (at most twelve) of int8 activations times a panel.
 ///
 /// Per group of k, in order: the integer dot product is exact, then one rounding for scale and one for
 /// the minimum. Every tier, tile and batch size does exactly this for each output.
-pub(super) fn int8_row(
+pub(super) fn int8_tile(
     weights: &PackedMatrix,
     panel: usize,
     x: &QuantizedRows,
-    row: usize,
-) -> [f32; PANEL_ROWS] {
+    rows: Range<usize>,
+) -> TileSums {
     let layout = PanelLayout::of(weights.format());
     let panel = weights.panel(panel);
-    let mut out = [0.0_f32; PANEL_ROWS];
+    let mut sums = [[0.0_f32; PANEL_ROWS]; TILE_ROWS];
     for group in 0..weights.cols() / layout.group {
         let first = group * layout.group;
-        let x_scale = x.scale(row, first / GROUP);
-        let x_scaled_sum = x.scaled_sum(row, first / GROUP);
-        for (lane, acc) in out.iter_mut().enumerate() {
+        for lane in 0..PANEL_ROWS {
             let (scale, minimum) = scale_and_minimum(weights.format(), panel, group, lane);
-            let mut dot = 0;
-            for k in 0..layout.group {
-                let code = code(&layout, panel, group, lane, k) - layout.zero;
-                dot += code * i32::from(x.code(row, first + k));
+            let mut codes = [0_i16; GROUP];
+            for (k, to) in codes[..layout.group].iter_mut().enumerate() {
+                *to = (code(&layout, panel, group, lane, k) - layout.zero) as i16;
             }
-            *acc = (scale * x_scale).mul_add(dot as f32, *acc);
-            if layout.zero == 0 {
-                *acc = minimum.mul_add(x_scaled_sum, *acc);
+            for (row, sums) in rows.clone().zip(&mut sums) {
+                let x_codes = x.group_codes(row, first);
+                let products =
+                    codes.iter().zip(&x_codes).map(|(w, x)| i32::from(*w) * i32::from(*x));
+                let dot: i32 = products.sum();
+                let x_scale = x.scale(row, first / GROUP);
+                sums[lane] = (scale * x_scale).mul_add(dot as f32, sums[lane]);
+                if layout.zero == 0 {
+                    sums[lane] = minimum.mul_add(x.scaled_sum(row, first / GROUP), sums[lane]);
+                }
             }
         }
     }
-    out
+    sums
 }
 
-/// A row of f32 activations times the sixteen rows of a panel: one fused multiply-add per k, in order.
-pub(super) fn f32_row(weights: &PackedMatrix, panel: usize, x: &[f32]) -> [f32; PANEL_ROWS] {
-    let mut out = [0.0_f32; PANEL_ROWS];
-    for (k, x) in x.iter().enumerate() {
-        for (lane, acc) in out.iter_mut().enumerate() {
-            *acc = weight(weights, panel, k, lane).mul_add(*x, *acc);
+/// Rows `rows` (at most twelve) of f32 activations times a panel: one fused multiply-add per k, in order.
+pub(super) fn f32_tile(
+    weights: &PackedMatrix,
+    panel: usize,
+    x: &[f32],
+    rows: Range<usize>,
+) -> TileSums {
+    let mut sums = [[0.0_f32; PANEL_ROWS]; TILE_ROWS];
+    for k in 0..weights.cols() {
+        for lane in 0..PANEL_ROWS {
+            let weight = weight(weights, panel, k, lane);
+            for (row, sums) in rows.clone().zip(&mut sums) {
+                sums[lane] = weight.mul_add(x[row * weights.cols() + k], sums[lane]);
+            }
         }
     }
-    out
+    sums
 }
 
 /// The f32 value of a weight.
