@@ -74,11 +74,11 @@ impl CutOuts {
         let mut parts = Vec::with_capacity(2 * taken.len() + 1);
         let mut done = 0;
         for (start, (end, id)) in taken {
-            parts.extend((done < start).then(|| Part::Text(done..start)));
+            parts.extend((done < start).then_some(Part::Text(done..start)));
             parts.push(Part::Token(id));
             done = end;
         }
-        parts.extend((done < text.len()).then(|| Part::Text(done..text.len())));
+        parts.extend((done < text.len()).then_some(Part::Text(done..text.len())));
         parts
     }
 

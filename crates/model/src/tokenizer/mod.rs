@@ -115,7 +115,7 @@ pub struct Source<'a> {
 /// The two ways to tokenize.
 #[derive(Debug)]
 enum Model {
-    Bpe(Bpe),
+    Bpe(Box<Bpe>),
     Spm(Spm),
 }
 
@@ -190,7 +190,7 @@ impl Tokenizer {
         let pre_tokenizer = if is_bpe { Some(PreTokenizer::named(source.pre)?) } else { None };
         let vocabulary = Vocabulary::new(source.tokens, &source.types, special)?;
         let model = match pre_tokenizer {
-            Some(pre_tokenizer) => Model::Bpe(Bpe::new(&vocabulary, source.merges, pre_tokenizer)?),
+            Some(cutter) => Model::Bpe(Box::new(Bpe::new(&vocabulary, source.merges, cutter)?)),
             None => {
                 let scores = if source.scores.is_empty() { count } else { source.scores.len() };
                 require_len("tokenizer.ggml.scores", scores, count)?;
