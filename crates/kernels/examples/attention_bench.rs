@@ -210,18 +210,22 @@ fn prefill_table(pool: &BarrierPool, tiers: &[Tier]) {
 /// A context that stays in the L2 cache: what the arithmetic alone takes, in ns a key group (32
 /// tokens) and line (row of a query head).
 fn hot_table(pool: &BarrierPool, tiers: &[Tier]) {
-    println!("\ncached, depth 512, ns a key group and line: decode 1 row, prefill 64 rows");
+    println!(
+        "\ncached, depth 512, ns a key group and line: decode 1 row, prefill 64 rows; µs a layer at depth 32"
+    );
     for tier in tiers {
         for format in PageFormat::ALL {
             let cache = Cache::new(&SMOLLM2, 1, 576, format, Order::Contiguous);
             let decode = attention_ms(*tier, pool, &SMOLLM2, &cache, 511, 1, 3000);
             let prefill = attention_ms(*tier, pool, &SMOLLM2, &cache, 512, 64, 300);
+            let short = attention_ms(*tier, pool, &SMOLLM2, &cache, 31, 1, 3000);
             println!(
-                "{:8} {:6} {:8.1} {:8.1}",
+                "{:8} {:6} {:8.1} {:8.1} {:8.2}",
                 tier.name(),
                 format.name(),
                 decode * 1e6 / (16.0 * 9.0),
-                prefill * 1e6 / (17.0 * 9.0 * 64.0)
+                prefill * 1e6 / (17.0 * 9.0 * 64.0),
+                short * 1e3
             );
         }
     }

@@ -63,16 +63,18 @@ pub(super) fn run(
     let parts = Shared(scratch.parts.pointer());
     let out = Shared(out.as_mut_ptr());
     let scratch = &*scratch;
-    let threads = pool.threads();
-    pool.for_each(tasks, &|task, thread| {
+    // Where there are many, a thread takes all KV heads of a cut: they lie side by side in a page.
+    let bundle = if tasks >= 8 * pool.threads() * shape.kv_heads { shape.kv_heads } else { 1 };
+    let do_task = |task: usize, thread: usize| {
         let mut own = scratch.threads[thread].lock().unwrap_or_else(|bad| bad.into_inner());
         let number = scratch.plans.partition_point(|plan| plan.first_task <= task) - 1;
         let plan = &scratch.plans[number];
         let sequence = &sequences[number];
         let cut = (task - plan.first_task) / shape.kv_heads;
         let kv_head = (task - plan.first_task) % shape.kv_heads;
-        // Threads take tasks in turn, more or less.
-        let next = task - plan.first_task + threads;
+        // Threads take bundles in turn, more or less.
+        let skipped = if (task + 1) % bundle == 0 { (pool.threads() - 1) * bundle } else { 0 };
+        let next = task - plan.first_task + 1 + skipped;
         let (next_cut, next_head) = (next / shape.kv_heads, next % shape.kv_heads);
         let splits = &scratch.splits[plan.splits.clone()];
         let last = sequence.rows.min((cut + 1) * plan.tile_rows);
@@ -113,6 +115,9 @@ pub(super) fn run(
                 }
             }
         }
+    };
+    pool.for_each(tasks / bundle, &|index, thread| {
+        (index * bundle..(index + 1) * bundle).for_each(|task| do_task(task, thread));
     });
 }
 
