@@ -73,7 +73,8 @@ pub(super) fn run(
         let cut = (task - plan.first_task) / shape.kv_heads;
         let kv_head = (task - plan.first_task) % shape.kv_heads;
         // Threads take bundles in turn, more or less.
-        let skipped = if (task + 1) % bundle == 0 { (pool.threads() - 1) * bundle } else { 0 };
+        let skipped =
+            if (task + 1).is_multiple_of(bundle) { (pool.threads() - 1) * bundle } else { 0 };
         let next = task - plan.first_task + 1 + skipped;
         let (next_cut, next_head) = (next / shape.kv_heads, next % shape.kv_heads);
         let splits = &scratch.splits[plan.splits.clone()];
