@@ -76,7 +76,6 @@ pub(super) fn run(
         let skipped =
             if (task + 1).is_multiple_of(bundle) { (pool.threads() - 1) * bundle } else { 0 };
         let next = task - plan.first_task + 1 + skipped;
-        let (next_cut, next_head) = (next / shape.kv_heads, next % shape.kv_heads);
         let splits = &scratch.splits[plan.splits.clone()];
         let last = sequence.rows.min((cut + 1) * plan.tile_rows);
         // SAFETY: the argument checks of `paged_attention` bound every read and write of the output;
@@ -94,19 +93,9 @@ pub(super) fn run(
                     let parts_of_head = parts_of_split * splits.len();
                     let parts = parts.pointer().add(first + kv_head * parts_of_head);
                     let mine = parts.add(cut * parts_of_split);
-                    let following = match splits.get(next_cut) {
-                        Some(split) => {
-                            Following { kv_head: next_head, pages: &sequence.pages[split.clone()] }
-                        }
-                        None => Following::default(),
-                    };
-                    batch.split(
-                        &task,
-                        &sequence.pages[splits[cut].clone()],
-                        following,
-                        &mut own,
-                        mine,
-                    );
+                    let following = following(sequence, splits, next, shape.kv_heads);
+                    let pages = &sequence.pages[splits[cut].clone()];
+                    batch.split(&task, pages, following, &mut own, mine);
                     let remaining = &scratch.remaining[number * shape.kv_heads + kv_head];
                     // Acquire and release: the last to finish sees the parts of all others.
                     if remaining.fetch_sub(1, Ordering::AcqRel) == 1 {
@@ -120,6 +109,21 @@ pub(super) fn run(
     pool.for_each(tasks / bundle, &|index, thread| {
         (index * bundle..(index + 1) * bundle).for_each(|task| do_task(task, thread));
     });
+}
+
+/// The pages of task `next` of a sequence, if there is one.
+fn following<'a>(
+    sequence: &SequenceRows<'a>,
+    splits: &[Range<usize>],
+    next: usize,
+    kv_heads: usize,
+) -> Following<'a> {
+    match splits.get(next / kv_heads) {
+        Some(split) => {
+            Following { kv_head: next % kv_heads, pages: &sequence.pages[split.clone()] }
+        }
+        None => Following::default(),
+    }
 }
 
 /// The first output row of a sequence.
