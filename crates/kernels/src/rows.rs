@@ -53,13 +53,16 @@ pub fn for_each_row<T: Send>(
     split(pool, rows, &|row| job(row, unsafe { out.row(row) }));
 }
 
+/// What is done to a row of two outputs.
+pub type PairJob<'a, A, B> = dyn Fn(usize, &mut [A], &mut [B]) + Sync + 'a;
+
 /// Runs `job(row, a[row], b[row])` for each of `rows` rows of two outputs.
 pub fn for_each_row_pair<A: Send, B: Send>(
     pool: &BarrierPool,
     rows: usize,
     (a, a_stride): (&mut [A], usize),
     (b, b_stride): (&mut [B], usize),
-    job: &(dyn Fn(usize, &mut [A], &mut [B]) + Sync),
+    job: &PairJob<'_, A, B>,
 ) {
     let a = RowsOf::new(a, a_stride, rows);
     let b = RowsOf::new(b, b_stride, rows);

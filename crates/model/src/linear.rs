@@ -1,10 +1,8 @@
 //! A linear layer that hides the format of its weights.
 
 use crate::gguf::{Gguf, TensorInfo};
-use crate::runner::LoadError;
-use reef_kernels::dispatch::Tier;
+use crate::runner::{Compute, LoadError};
 use reef_kernels::matmul::{self, Job, PackedMatrix, QuantizedRows, Rows, WeightFormat};
-use reef_kernels::pool::BarrierPool;
 
 /// `y = (W x) * scale + b` (see [`ScaleRule`]), where W may be several tensors stacked by rows (Q, K and V, or gate and
 /// up), each in its own format, computed under one barrier.
@@ -12,6 +10,7 @@ pub struct Linear {
     parts: Vec<Part>,
     rows: usize,
     columns: usize,
+    precise: bool,
 }
 
 struct Part {
@@ -31,17 +30,6 @@ pub enum ScaleRule {
     Sum,
     /// The file's scale is not used.
     Ignored,
-}
-
-/// Rows to multiply: as f32 and, where the activations are 8-bit, as codes of the same rows.
-#[derive(Clone, Copy)]
-pub struct Input<'a> {
-    /// `[rows][columns]`.
-    pub values: &'a [f32],
-    /// The same rows quantised, unless activations are f32.
-    pub codes: Option<&'a QuantizedRows>,
-    /// Number of rows.
-    pub rows: usize,
 }
 
 impl Linear {
@@ -70,7 +58,7 @@ impl Linear {
             parts.push(Part { weights, scale, bias, first_row });
             first_row += rows;
         }
-        Ok(Linear { parts, rows: first_row, columns })
+        Ok(Linear { parts, rows: first_row, columns, precise: false })
     }
 
     /// Rows of the stacked matrix: floats of an output row.
@@ -95,24 +83,63 @@ impl Linear {
         part.weights.dequantize_row(row - part.first_row, out);
     }
 
-    /// `out[i] = W input[i]` with scale and bias, `out` = `[rows][self.rows()]`.
-    pub fn apply(&self, tier: Tier, pool: &BarrierPool, input: Input<'_>, out: &mut [f32]) {
-        let float = Rows::F32 { values: input.values, rows: input.rows };
-        let (floats, codes): (Vec<&Part>, Vec<&Part>) = self
-            .parts
-            .iter()
-            .partition(|part| input.codes.is_none() || !part.weights.format().is_quantized());
-        for (parts, rows) in [(floats, Some(float)), (codes, input.codes.map(Rows::Int8))] {
-            let jobs: Vec<Job<'_>> = parts
-                .iter()
-                .map(|part| Job { weights: &part.weights, out_column: part.first_row })
-                .collect();
-            if let (false, Some(rows)) = (jobs.is_empty(), rows) {
-                matmul::matmul(tier, pool, &jobs, rows, out, self.rows);
-            }
+    /// The same layer with its 8-bit activations taken to about 15 bits, for inputs whose rounding
+    /// shows in the result most (decision 0003).
+    pub fn precise(self) -> Linear {
+        Linear { precise: true, ..self }
+    }
+
+    /// `out[i] = W input[i]` with scale and bias; `input` = `[rows][self.columns()]`, `out` grows to
+    /// `[rows][self.rows()]`. Quantises the input into `codes` where activations are 8-bit.
+    pub fn multiply(
+        &self,
+        compute: &Compute,
+        input: &[f32],
+        codes: &mut QuantizedRows,
+        out: &mut Vec<f32>,
+    ) {
+        let rows = input.len() / self.columns;
+        let quantized = |part: &Part| part.weights.format().is_quantized();
+        let with_rest = self.precise && compute.quantize && self.parts.iter().all(quantized);
+        let product_rows = if with_rest { 2 * rows } else { rows };
+        if out.len() < product_rows * self.rows {
+            out.resize(product_rows * self.rows, 0.0);
+        }
+        let out = &mut out[..product_rows * self.rows];
+        if with_rest {
+            codes.quantize_with_rest(compute.tier, &compute.pool, input, self.columns);
+        } else if compute.quantize && self.parts.iter().any(quantized) {
+            codes.quantize(compute.tier, &compute.pool, input, self.columns);
+        }
+        let (coded, floats): (Vec<&Part>, Vec<&Part>) =
+            self.parts.iter().partition(|part| compute.quantize && quantized(part));
+        self.product(compute, &coded, Rows::Int8(codes), out);
+        self.product(compute, &floats, Rows::F32 { values: input, rows }, out);
+        if with_rest {
+            add_rests(out, self.rows);
         }
         for part in &self.parts {
-            part.finish(out, self.rows);
+            part.finish(&mut out[..rows * self.rows], self.rows);
+        }
+    }
+
+    fn product(&self, compute: &Compute, parts: &[&Part], rows: Rows<'_>, out: &mut [f32]) {
+        let jobs: Vec<Job<'_>> = parts
+            .iter()
+            .map(|part| Job { weights: &part.weights, out_column: part.first_row })
+            .collect();
+        if !jobs.is_empty() {
+            matmul::matmul(compute.tier, &compute.pool, &jobs, rows, out, self.rows);
+        }
+    }
+}
+
+/// Row `i` becomes row `2 i` + row `2 i + 1`, in order, so that no source is overwritten too early.
+fn add_rests(out: &mut [f32], stride: usize) {
+    for row in 0..out.len() / stride / 2 {
+        let source = 2 * row * stride;
+        for column in 0..stride {
+            out[row * stride + column] = out[source + column] + out[source + stride + column];
         }
     }
 }

@@ -1,6 +1,6 @@
 //! A loaded model that turns a batch of tokens into logits over the pages it is given.
 
-use crate::arch::pass::{Buffers, GroupShape, Pass, PassShape, multiply};
+use crate::arch::pass::{Buffers, GroupShape, Pass, PassShape};
 use crate::arch::{self, Model};
 use crate::gguf::{Gguf, GgufError};
 use crate::rope::Rope;
@@ -185,7 +185,7 @@ impl ModelRunner {
             ops::rms_norm(tier, &x[rows[i] * width..][..width], &ends.norm.weight, epsilon, out);
         });
         let head = ends.head();
-        multiply(&self.compute, head, &self.selected, &mut self.codes, &mut self.logits);
+        head.multiply(&self.compute, &self.selected, &mut self.codes, &mut self.logits);
         let logits = &mut self.logits[..rows.len() * self.spec.vocabulary];
         if let Some(cap) = self.spec.logit_softcap {
             logits.iter_mut().for_each(|logit| *logit = cap * (*logit / cap).tanh());

@@ -42,7 +42,11 @@ impl<'a> Chat<'a> {
 
     fn render(&self, messages: &[Message]) -> anyhow::Result<Vec<u32>> {
         let text = self.template.render(messages, &Render::default())?;
-        Ok(self.tokenizer.encode(&text, Encode { add_special: false, parse_special: true })?)
+        // Many templates write the BOS token themselves; it must not stand there twice.
+        let vocabulary = self.tokenizer.vocabulary();
+        let bos = vocabulary.special().bos.and_then(|id| vocabulary.text(id)).unwrap_or("");
+        let add_special = bos.is_empty() || !text.starts_with(bos);
+        Ok(self.tokenizer.encode(&text, Encode { add_special, parse_special: true })?)
     }
 
     /// Reads lines from the terminal and answers each with `generate`, until end of file.

@@ -78,17 +78,32 @@ impl QuantizedRows {
     /// # Panics
     /// If `x` is not whole rows or `cols` not a multiple of 32.
     pub fn quantize(&mut self, tier: Tier, pool: &BarrierPool, x: &[f32], cols: usize) {
+        self.fill(tier, pool, x, cols, false);
+    }
+
+    /// Quantises each row of `x` and, as a row of its own behind it, what quantising it lost: rows
+    /// `2 i` and `2 i + 1` together are row `i` in about 15 bits. A product with both, added, costs no
+    /// second reading of the weights.
+    ///
+    /// # Panics
+    /// As [`quantize`](Self::quantize).
+    pub fn quantize_with_rest(&mut self, tier: Tier, pool: &BarrierPool, x: &[f32], cols: usize) {
+        self.fill(tier, pool, x, cols, true);
+    }
+
+    fn fill(&mut self, tier: Tier, pool: &BarrierPool, x: &[f32], cols: usize, rest: bool) {
         assert!(cols > 0 && cols.is_multiple_of(GROUP), "{cols} columns, not a multiple of 32");
         assert!(x.len().is_multiple_of(cols), "{} values are not rows of {cols}", x.len());
         let rows = x.len() / cols;
-        self.shape(rows, cols);
-        if !rows.is_multiple_of(self.width) {
+        self.shape(rows * (1 + usize::from(rest)), cols);
+        if !self.rows.is_multiple_of(self.width) {
             self.clear_last_tile();
         }
         let target = Target::of(self);
         let quantize_row = |row: usize| {
+            let places = if rest { (2 * row, Some(2 * row + 1)) } else { (row, None) };
             // SAFETY: every row writes its own places of the buffers shaped above, which outlive this.
-            unsafe { target.quantize_row(tier, row, &x[row * cols..][..cols]) }
+            unsafe { target.quantize_row(tier, places, &x[row * cols..][..cols]) }
         };
         if x.len() < PARALLEL_VALUES {
             (0..rows).for_each(quantize_row);
@@ -203,19 +218,19 @@ impl Target {
         }
     }
 
-    /// Fills the places of row `row`.
+    /// Fills the places of row `row` and of the row that holds its rest, if any.
     ///
     /// # Safety
-    /// The buffers live and hold `row`; nobody else reads or writes this row now; the CPU has `tier`.
-    unsafe fn quantize_row(&self, tier: Tier, row: usize, x: &[f32]) {
+    /// The buffers live and hold the rows; nobody else reads or writes them now; the CPU has `tier`.
+    unsafe fn quantize_row(&self, tier: Tier, places: (usize, Option<usize>), x: &[f32]) {
         // SAFETY: the caller's promises.
         unsafe {
             match tier {
-                Tier::Scalar => self.fill_row(row, x, scalar::quantize_group),
+                Tier::Scalar => self.fill_row(places, x, scalar::quantize_group),
                 #[cfg(target_arch = "x86_64")]
-                Tier::Avx2 => self.fill_row_avx2(row, x),
+                Tier::Avx2 => self.fill_row_avx2(places, x),
                 #[cfg(target_arch = "x86_64")]
-                Tier::Avx512 => self.fill_row_avx512(row, x),
+                Tier::Avx512 => self.fill_row_avx512(places, x),
                 #[cfg(not(target_arch = "x86_64"))]
                 _ => unreachable!("tier {} on another CPU", tier.name()),
             }
@@ -224,16 +239,16 @@ impl Target {
 
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn fill_row_avx2(&self, row: usize, x: &[f32]) {
+    unsafe fn fill_row_avx2(&self, places: (usize, Option<usize>), x: &[f32]) {
         // SAFETY: the caller's promises; the features are enabled here.
-        unsafe { self.fill_row(row, x, |x, codes| quantize_group::<Avx2>(x, codes)) }
+        unsafe { self.fill_row(places, x, |x, codes| quantize_group::<Avx2>(x, codes)) }
     }
 
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-    unsafe fn fill_row_avx512(&self, row: usize, x: &[f32]) {
+    unsafe fn fill_row_avx512(&self, places: (usize, Option<usize>), x: &[f32]) {
         // SAFETY: the caller's promises; the features are enabled here.
-        unsafe { self.fill_row(row, x, |x, codes| quantize_group::<Avx512>(x, codes)) }
+        unsafe { self.fill_row(places, x, |x, codes| quantize_group::<Avx512>(x, codes)) }
     }
 
     /// # Safety
@@ -241,30 +256,46 @@ impl Target {
     #[inline(always)]
     unsafe fn fill_row(
         &self,
-        row: usize,
+        (row, rest_row): (usize, Option<usize>),
         x: &[f32],
         quantize: impl Fn(&[f32], &mut [i8; GROUP]) -> f32,
     ) {
-        let (tile, lane) = (row / self.width, row % self.width);
-        let mut codes = [0_i8; GROUP];
+        let (mut codes, mut rest) = ([0_i8; GROUP], [0.0_f32; GROUP]);
         for (group, x) in x.chunks_exact(GROUP).enumerate() {
             let scale = quantize(x, &mut codes);
-            let sum = |codes: &[i8]| codes.iter().map(|code| i32::from(*code)).sum::<i32>();
-            let halves = [sum(&codes[..16]), sum(&codes[16..])];
-            let index = tile * self.cols / GROUP + group;
-            let at = index * self.width + lane;
-            // SAFETY: indices of this row, inside the shaped buffers.
-            unsafe {
-                *self.scales.add(at) = scale;
-                *self.scaled_sums.add(at) = scale * (halves[0] + halves[1]) as f32;
-                *self.negative_sums.add(at) = -(halves[0] + halves[1]);
-                for (half, sum) in halves.into_iter().enumerate() {
-                    *self.negative_half_sums.add((2 * index + half) * self.width + lane) = -sum;
+            // SAFETY: the caller's promises, for both rows.
+            unsafe { self.fill_group(row, group, scale, &codes) };
+            if let Some(rest_row) = rest_row {
+                for ((rest, x), code) in rest.iter_mut().zip(x).zip(&codes) {
+                    *rest = f32::from(*code).mul_add(-scale, *x);
                 }
-                for (step, four) in codes.chunks_exact(4).enumerate() {
-                    let to = self.codes.add(((index * 8 + step) * self.width + lane) * 4);
-                    to.copy_from_nonoverlapping(four.as_ptr(), 4);
-                }
+                let scale = quantize(&rest, &mut codes);
+                // SAFETY: the same.
+                unsafe { self.fill_group(rest_row, group, scale, &codes) };
+            }
+        }
+    }
+
+    /// # Safety
+    /// As [`quantize_row`](Self::quantize_row).
+    #[inline(always)]
+    unsafe fn fill_group(&self, row: usize, group: usize, scale: f32, codes: &[i8; GROUP]) {
+        let (tile, lane) = (row / self.width, row % self.width);
+        let sum = |codes: &[i8]| codes.iter().map(|code| i32::from(*code)).sum::<i32>();
+        let halves = [sum(&codes[..16]), sum(&codes[16..])];
+        let index = tile * self.cols / GROUP + group;
+        let at = index * self.width + lane;
+        // SAFETY: indices of this row, inside the shaped buffers.
+        unsafe {
+            *self.scales.add(at) = scale;
+            *self.scaled_sums.add(at) = scale * (halves[0] + halves[1]) as f32;
+            *self.negative_sums.add(at) = -(halves[0] + halves[1]);
+            for (half, sum) in halves.into_iter().enumerate() {
+                *self.negative_half_sums.add((2 * index + half) * self.width + lane) = -sum;
+            }
+            for (step, four) in codes.chunks_exact(4).enumerate() {
+                let to = self.codes.add(((index * 8 + step) * self.width + lane) * 4);
+                to.copy_from_nonoverlapping(four.as_ptr(), 4);
             }
         }
     }

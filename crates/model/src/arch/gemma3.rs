@@ -31,6 +31,8 @@ struct Layer {
 impl Gemma3 {
     /// Loads the weights. Norm weights in the file already include Gemma's `+ 1`.
     pub fn load(gguf: &Gguf, spec: &ModelSpec) -> Result<Gemma3, LoadError> {
+        // The largest tensor first: while it is repacked it is in memory twice.
+        let ends = Ends::load(gguf, spec)?;
         let layer = |l: usize| {
             let norm = |name: &str, len| Norm::load(gguf, &format!("blk.{l}.{name}"), len);
             Ok(Layer {
@@ -47,7 +49,7 @@ impl Gemma3 {
         };
         let layers = (0..spec.layers).map(layer).collect::<Result<_, LoadError>>()?;
         let embedding_scale = spec.embedding_scale;
-        Ok(Gemma3 { ends: Ends::load(gguf, spec)?, embedding_scale, layers })
+        Ok(Gemma3 { ends, embedding_scale, layers })
     }
 }
 

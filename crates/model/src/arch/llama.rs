@@ -24,6 +24,8 @@ struct Layer {
 impl Llama {
     /// Loads the weights.
     pub fn load(gguf: &Gguf, spec: &ModelSpec) -> Result<Llama, LoadError> {
+        // The largest tensor first: while it is repacked it is in memory twice.
+        let ends = Ends::load(gguf, spec)?;
         let layer = |l: usize| {
             Ok(Layer {
                 attention_norm: Norm::load(gguf, &format!("blk.{l}.attn_norm"), spec.width)?,
@@ -33,7 +35,7 @@ impl Llama {
             })
         };
         let layers = (0..spec.layers).map(layer).collect::<Result<_, LoadError>>()?;
-        Ok(Llama { ends: Ends::load(gguf, spec)?, layers })
+        Ok(Llama { ends, layers })
     }
 }
 

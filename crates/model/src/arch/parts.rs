@@ -65,7 +65,7 @@ impl FeedForward {
         let stacked = [spec.hidden, spec.hidden];
         Ok(FeedForward {
             gate_up: Linear::load(gguf, &["gate", "up"].map(name), &stacked, spec.width, rule)?,
-            down: Linear::load(gguf, &[name("down")], &[spec.width], spec.hidden, rule)?,
+            down: Linear::load(gguf, &[name("down")], &[spec.width], spec.hidden, rule)?.precise(),
         })
     }
 }
@@ -84,13 +84,9 @@ impl Ends {
     /// Loads `token_embd`, `output_norm` and, if present, `output`.
     pub fn load(gguf: &Gguf, spec: &ModelSpec) -> Result<Ends, LoadError> {
         let table = |name: &str| {
-            Linear::load(
-                gguf,
-                &[name.to_string()],
-                &[spec.vocabulary],
-                spec.width,
-                ScaleRule::Product,
-            )
+            let (names, rows) = ([name.to_string()], [spec.vocabulary]);
+            let table = Linear::load(gguf, &names, &rows, spec.width, ScaleRule::Product)?;
+            Ok::<Linear, LoadError>(table.precise())
         };
         let head = gguf.tensor("output.weight").is_ok().then(|| table("output")).transpose()?;
         let norm = Norm::load(gguf, "output_norm", spec.width)?;

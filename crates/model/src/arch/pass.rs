@@ -1,7 +1,7 @@
 //! One forward pass over a batch: the verbs that architectures are written in, and their buffers.
 
 use super::parts::{FeedForward, Norm, Projection};
-use crate::linear::{Input, Linear};
+use crate::linear::Linear;
 use crate::rope::Rope;
 use crate::runner::{BatchSequence, Compute};
 use reef_kernels::attention::{self, AttentionScratch, AttentionShape, SequenceRows};
@@ -134,13 +134,7 @@ impl<'a> Pass<'a> {
     /// qkv = projections of normed, rows of `[q heads | k heads | v heads]`.
     pub fn project_qkv(&mut self, projection: &Projection) {
         let Buffers { normed, codes, qkv, .. } = &mut *self.buffers;
-        multiply(
-            self.compute,
-            &projection.qkv,
-            &normed[..self.rows * self.shape.width],
-            codes,
-            qkv,
-        );
+        projection.qkv.multiply(self.compute, &normed[..self.rows * self.shape.width], codes, qkv);
     }
 
     /// RMS norm of each query head and each key head (Qwen 3, Gemma 3).
@@ -246,16 +240,15 @@ impl<'a> Pass<'a> {
     pub fn project_attended(&mut self, projection: &Projection) {
         let Buffers { attended, codes, delta, .. } = &mut *self.buffers;
         let len = self.rows * projection.output.columns();
-        multiply(self.compute, &projection.output, &attended[..len], codes, delta);
+        projection.output.multiply(self.compute, &attended[..len], codes, delta);
     }
 
     /// gated = activation(gate normed) * (up normed); delta = down gated.
     pub fn feed_forward(&mut self, layer: &FeedForward, activation: Activation) {
         let (rows, hidden) = (self.rows, self.shape.hidden);
         let Buffers { normed, codes, hidden: gate_and_up, gated, delta, .. } = &mut *self.buffers;
-        multiply(
+        layer.gate_up.multiply(
             self.compute,
-            &layer.gate_up,
             &normed[..rows * self.shape.width],
             codes,
             gate_and_up,
@@ -269,7 +262,7 @@ impl<'a> Pass<'a> {
                 Activation::GeluTanh => ops::gelu_tanh_mul(tier, gate, up, out),
             }
         });
-        multiply(self.compute, &layer.down, &gated[..rows * hidden], codes, delta);
+        layer.down.multiply(self.compute, &gated[..rows * hidden], codes, delta);
     }
 
     /// delta = RMS norm of delta (Gemma's post-norms).
@@ -308,24 +301,6 @@ pub fn page_shape(attention: &AttentionShape) -> PageShape {
         head_dim: attention.head_dim,
         block_size: attention.block_size,
     }
-}
-
-/// `out = linear(input)`; quantises the rows first where activations are 8-bit.
-pub(crate) fn multiply(
-    compute: &Compute,
-    linear: &Linear,
-    input: &[f32],
-    codes: &mut QuantizedRows,
-    out: &mut Vec<f32>,
-) {
-    let rows = input.len() / linear.columns();
-    grow(out, rows * linear.rows());
-    let codes = compute.quantize.then(|| {
-        codes.quantize(compute.tier, &compute.pool, input, linear.columns());
-        &*codes
-    });
-    let input = Input { values: input, codes, rows };
-    linear.apply(compute.tier, &compute.pool, input, &mut out[..rows * linear.rows()]);
 }
 
 fn rotate_heads(tier: Tier, rope: &Rope, head_dim: usize, heads: &mut [f32], angles: &[f32]) {

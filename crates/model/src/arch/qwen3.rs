@@ -25,6 +25,8 @@ struct Layer {
 impl Qwen3 {
     /// Loads the weights.
     pub fn load(gguf: &Gguf, spec: &ModelSpec) -> Result<Qwen3, LoadError> {
+        // The largest tensor first: while it is repacked it is in memory twice.
+        let ends = Ends::load(gguf, spec)?;
         let layer = |l: usize| {
             let norm = |name: &str, len| Norm::load(gguf, &format!("blk.{l}.{name}"), len);
             Ok(Layer {
@@ -37,7 +39,7 @@ impl Qwen3 {
             })
         };
         let layers = (0..spec.layers).map(layer).collect::<Result<_, LoadError>>()?;
-        Ok(Qwen3 { ends: Ends::load(gguf, spec)?, layers })
+        Ok(Qwen3 { ends, layers })
     }
 }
 
