@@ -276,3 +276,43 @@ fn type_numbers_are_those_of_ggml() {
     }
     assert_eq!(WeightFormat::from_ggml_type(10), None, "Q2_K");
 }
+
+/// Rows with their rests, the two products added.
+fn product_with_rest(tier: Tier, weights: &PackedMatrix, x: &[f32]) -> Vec<f32> {
+    let pool = BarrierPool::new(2);
+    let (rows, cols, outputs) = (x.len() / weights.cols(), weights.cols(), weights.rows());
+    let mut quantized = QuantizedRows::new();
+    quantized.quantize_with_rest(tier, &pool, x, cols);
+    assert_eq!(quantized.rows(), 2 * rows);
+    let mut out = vec![f32::NAN; 2 * rows * outputs];
+    let jobs = [Job { weights, out_column: 0 }];
+    matmul(tier, &pool, &jobs, Rows::Int8(&quantized), &mut out, outputs);
+    let pairs = out.chunks_exact(2 * outputs);
+    pairs.flat_map(|pair| (0..outputs).map(|n| pair[n] + pair[outputs + n])).collect()
+}
+
+#[test]
+fn rests_bring_back_what_eight_bits_lose() {
+    let mut random = Random::new(11);
+    let (outputs, cols, rows) = (48, 256, 5);
+    for format in QUANTIZED {
+        let raw = random_tensor(format, outputs, cols, &mut random);
+        let weights = PackedMatrix::pack(format, outputs, cols, &raw).unwrap();
+        let x: Vec<f32> = (0..rows * cols).map(|_| random.normal()).collect();
+        let exact = reference(
+            &dequantize(format, &raw),
+            &x.iter().map(|x| f64::from(*x)).collect::<Vec<_>>(),
+            cols,
+        );
+        let error = |out: &[f32]| -> f64 {
+            let differences = out.iter().zip(&exact).map(|(y, (e, _))| (f64::from(*y) - e).powi(2));
+            differences.sum::<f64>().sqrt()
+        };
+        let coarse = error(&product(Tier::Scalar, 1, &weights, &x, true));
+        let fine = product_with_rest(Tier::Scalar, &weights, &x);
+        assert!(error(&fine) < coarse / 50.0, "{format:?}: {} of {coarse}", error(&fine));
+        for tier in Tier::available() {
+            assert_eq!(bits(&product_with_rest(tier, &weights, &x)), bits(&fine), "{tier:?}");
+        }
+    }
+}

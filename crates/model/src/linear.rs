@@ -137,9 +137,12 @@ impl Linear {
 /// Row `i` becomes row `2 i` + row `2 i + 1`, in order, so that no source is overwritten too early.
 fn add_rests(out: &mut [f32], stride: usize) {
     for row in 0..out.len() / stride / 2 {
-        let source = 2 * row * stride;
-        for column in 0..stride {
-            out[row * stride + column] = out[source + column] + out[source + stride + column];
+        if row > 0 {
+            out.copy_within(2 * row * stride..(2 * row + 1) * stride, row * stride);
+        }
+        let (sums, rests) = out.split_at_mut((2 * row + 1) * stride);
+        for (sum, rest) in sums[row * stride..].iter_mut().zip(&rests[..stride]) {
+            *sum += *rest;
         }
     }
 }

@@ -153,6 +153,18 @@ impl ModelRunner {
         &self.compute
     }
 
+    /// Checks that every token is in the vocabulary, before work is begun that needs them all.
+    ///
+    /// # Errors
+    /// The first token that is not.
+    pub fn check_tokens(&self, tokens: &[u32]) -> Result<(), BatchError> {
+        let vocabulary = self.spec.vocabulary;
+        match tokens.iter().find(|token| **token as usize >= vocabulary) {
+            Some(&token) => Err(BatchError::Token { token, vocabulary }),
+            None => Ok(()),
+        }
+    }
+
     /// Runs the batch: writes K and V of every token into its page of `arena` and leaves the hidden
     /// states for [`logits`](Self::logits). Rows are numbered through the batch in order. A row's
     /// result does not depend on the rest of the batch, to the bit.
@@ -161,11 +173,7 @@ impl ModelRunner {
         arena: &Arena,
         batch: &[BatchSequence<'_>],
     ) -> Result<(), BatchError> {
-        let vocabulary = self.spec.vocabulary;
-        let mut tokens = batch.iter().flat_map(|sequence| sequence.tokens);
-        if let Some(&token) = tokens.find(|token| **token as usize >= vocabulary) {
-            return Err(BatchError::Token { token, vocabulary });
-        }
+        batch.iter().try_for_each(|sequence| self.check_tokens(sequence.tokens))?;
         let mut pass = Pass::new(&self.compute, &self.shape, batch, arena, &mut self.buffers);
         self.model.forward(&mut pass);
         Ok(())

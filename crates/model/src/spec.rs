@@ -135,7 +135,7 @@ impl ModelSpec {
             hidden: header.count("feed_forward_length", LIMIT_DIM)?,
             vocabulary: header.vocabulary()?,
             trained_context,
-            norm_epsilon: header.float("attention.layer_norm_rms_epsilon")?.unwrap_or(1e-5),
+            norm_epsilon: header.positive("attention.layer_norm_rms_epsilon")?.unwrap_or(1e-5),
             attention_scale: header.attention_scale(layers, width, heads, head_dim)?,
             embedding_scale: if gemma { (width as f32).sqrt() } else { 1.0 },
             logit_softcap: if gemma { header.float("final_logit_softcapping")? } else { None },
@@ -216,15 +216,23 @@ impl<'a> Header<'a> {
         Err(self.unsupported(name, value, "finite"))
     }
 
+    /// A [`float`](Self::float) above 0.
+    fn positive(&self, name: &str) -> Result<Option<f32>, LoadError> {
+        match self.float(name)? {
+            Some(value) if value < 0.0 => Err(self.unsupported(name, value, "positive")),
+            value => Ok(value),
+        }
+    }
+
     fn vocabulary(&self) -> Result<usize, LoadError> {
         let name = "token_embd.weight";
         let tensor = self.gguf.tensor(name)?;
         match tensor.dims.get(1) {
             Some(&rows) => Ok(rows),
-            None => Err(LoadError::Shape {
-                tensor: name.into(),
-                found: tensor.dims.to_vec(),
-                expected: vec![0, 0],
+            None => Err(LoadError::Unsupported {
+                field: format!("tensor {name}"),
+                value: format!("of shape {:?}", tensor.dims),
+                mend: "it must be a matrix, convert the model again".into(),
             }),
         }
     }
@@ -264,7 +272,8 @@ impl<'a> Header<'a> {
         let name = "attention.sliding_window_pattern";
         if let Ok(flags) = self.gguf.u32_array(&self.key(name)) {
             if flags.len() != layers {
-                return Err(self.unsupported(name, flags.len(), "one flag per layer"));
+                let found = format!("a list of {}", flags.len());
+                return Err(self.unsupported(name, found, &format!("{layers} flags, one a layer")));
             }
             return Ok(flags.iter().map(|flag| *flag != 0).collect());
         }
@@ -282,25 +291,22 @@ impl<'a> Header<'a> {
             _ => RopeStyle::Half,
         };
         if windowed {
-            let base = f64::from(self.float("rope.freq_base_swa")?.unwrap_or(10_000.0));
+            let base = f64::from(self.positive("rope.freq_base_swa")?.unwrap_or(10_000.0));
             return Ok(RopeSpec { dim, base, style, scaling: RopeScaling::None, factors: None });
         }
-        let base = f64::from(self.float("rope.freq_base")?.unwrap_or(10_000.0));
+        let base = f64::from(self.positive("rope.freq_base")?.unwrap_or(10_000.0));
         let scaling = self.scaling(context)?;
         Ok(RopeSpec { dim, base, style, scaling, factors: self.rope_factors(dim)? })
     }
 
     fn scaling(&self, context: usize) -> Result<RopeScaling, LoadError> {
-        let Some(factor) = self.float("rope.scaling.factor")?.map(f64::from) else {
+        let Some(factor) = self.positive("rope.scaling.factor")?.map(f64::from) else {
             return Ok(RopeScaling::None);
         };
         let kind = match self.has("rope.scaling.type") {
             true => self.gguf.str(&self.key("rope.scaling.type"))?,
             false => "linear",
         };
-        if factor <= 0.0 {
-            return Err(self.unsupported("rope.scaling.factor", factor, "positive"));
-        }
         match kind {
             "none" => Ok(RopeScaling::None),
             "linear" => Ok(RopeScaling::Linear { factor }),

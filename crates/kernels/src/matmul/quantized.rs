@@ -107,9 +107,14 @@ impl QuantizedRows {
         };
         if x.len() < PARALLEL_VALUES {
             (0..rows).for_each(quantize_row);
-        } else {
-            pool.for_each(rows, &|row, _thread| quantize_row(row));
+            return;
         }
+        // Rows of a tile lie in the same cache lines: they belong to one thread. Tiles are of even width
+        // where rows have rests, so that no pair is torn.
+        let per_tile = if rest { self.width / 2 } else { self.width };
+        pool.for_each(rows.div_ceil(per_tile), &|tile, _thread| {
+            (tile * per_tile..rows.min((tile + 1) * per_tile)).for_each(quantize_row);
+        });
     }
 
     /// The view of tile `tile` from k `first_k` (a multiple of 32) on.

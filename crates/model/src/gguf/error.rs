@@ -77,7 +77,7 @@ pub enum GgufError {
     Overlap { offset: usize, tensor: String, other: String },
     #[error("byte {offset}, tensor {tensor}: given a second time")]
     DuplicateTensor { offset: usize, tensor: String },
-    #[error("key {key} is missing from the file")]
+    #[error("key {key} is missing: the file is incomplete, fetch or convert it again")]
     MissingKey { key: String },
     #[error("byte {offset}, key {key}: has type {found}, expected {expected}")]
     WrongType { offset: usize, key: String, found: String, expected: &'static str },
@@ -85,7 +85,7 @@ pub enum GgufError {
     OutOfRange { offset: usize, key: String, found: String, expected: &'static str },
     #[error("byte {offset}, key {key}: {found} values, expected {expected}")]
     ArrayLength { offset: usize, key: String, found: usize, expected: usize },
-    #[error("tensor {tensor} is missing from the file")]
+    #[error("tensor {tensor} is missing: the file is incomplete, fetch or convert it again")]
     MissingTensor { tensor: String },
     #[error(
         "tensor {tensor} has type {tensor_type}, which Reef does not read; convert the model to one of {}",

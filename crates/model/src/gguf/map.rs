@@ -20,14 +20,15 @@ impl Bytes {
     /// Maps the file at `path` read-only. An empty file gives no bytes. Directories and anything else
     /// that is not a regular file are refused with `InvalidInput`: a pipe or device has no length.
     pub(super) fn map(path: &Path) -> io::Result<Bytes> {
-        let file = File::open(path)?;
-        let metadata = file.metadata()?;
+        // Asked before opening: opening a pipe waits for a writer that may never come.
+        let metadata = std::fs::metadata(path)?;
         if !metadata.is_file() {
             let what = if metadata.is_dir() { "a directory" } else { "not a regular file" };
             let mend = "give the path of one GGUF file";
             return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("{what}; {mend}")));
         }
-        if metadata.len() == 0 {
+        let file = File::open(path)?;
+        if file.metadata()?.len() == 0 {
             return Ok(Bytes::Owned(Vec::new()));
         }
         // SAFETY: the mapping is read-only and lives as long as the slice borrowed from it. Another
