@@ -1,0 +1,170 @@
+//! Each architecture against a plain f64 forward pass over the same numbers.
+
+use std::collections::HashMap;
+
+use reef_engine::session::{Rules, Session};
+use reef_kernels::dispatch::Tier;
+use reef_kv::Fidelity;
+use reef_kv::policy::Sinks;
+use reef_model::runner::{Activations, ModelRunner, RunnerOptions};
+
+use super::support::drive::{endless, logits_in_chunks, roomy_pool};
+use super::support::random::Random;
+use super::support::reference::{self, causal};
+use super::support::tiny::{Scaling, Tiny, TinyModel, Weights, options};
+
+/// Largest difference of a logit; logits are about 1. Rounding of K and V to f16 may fall the other
+/// way here and there, which the architectures' real goldens bound more tightly.
+const TOLERANCE: f64 = 4e-4;
+const BLOCK_SIZE: usize = 32;
+
+fn assert_close(found: &[f32], expected: &[Vec<f64>], tolerance: f64, what: &str) {
+    let expected: Vec<f64> = expected.concat();
+    assert_eq!(found.len(), expected.len());
+    for (index, (found, expected)) in found.iter().zip(&expected).enumerate() {
+        let difference = (f64::from(*found) - expected).abs();
+        assert!(difference < tolerance, "{what}: logit {index} is {found}, expected {expected}");
+    }
+}
+
+fn check(tiny: Tiny) {
+    let model = tiny.build();
+    let ids = Random(7).tokens(75, tiny.vocabulary);
+    let expected = reference::logits(&model, &ids, &causal);
+    for tier in Tier::available() {
+        let mut runner = model.runner(RunnerOptions { tier, ..options(Activations::F32) });
+        let found = logits_in_chunks(&mut runner, BLOCK_SIZE, &Rules::default(), &ids, 20);
+        assert_close(&found, &expected, TOLERANCE, &format!("{tiny:?} on {}", tier.name()));
+    }
+}
+
+#[test]
+fn llama_equals_the_plain_forward_pass() {
+    check(Tiny::new("llama"));
+    check(Tiny { weights: Weights::Mixed, seed: 3, ..Tiny::new("llama") });
+}
+
+#[test]
+fn qwen2_equals_the_plain_forward_pass() {
+    check(Tiny::new("qwen2"));
+}
+
+#[test]
+fn qwen3_equals_the_plain_forward_pass() {
+    check(Tiny::new("qwen3"));
+}
+
+#[test]
+fn gemma3_equals_the_plain_forward_pass() {
+    // A window that is no multiple of a block, so that its edge falls inside one.
+    check(Tiny::new("gemma3"));
+    check(Tiny { layers: 4, window: 3, seed: 5, ..Tiny::new("gemma3") });
+}
+
+#[test]
+fn rope_scaling_equals_the_plain_forward_pass() {
+    for scaling in [Scaling::Linear(3.0), Scaling::Yarn(4.0, 64), Scaling::Factors] {
+        check(Tiny { scaling, ..Tiny::new("llama") });
+    }
+    check(Tiny { scaling: Scaling::Yarn(8.0, 2048), ..Tiny::new("qwen2") });
+    // Local layers keep their frequencies.
+    check(Tiny { scaling: Scaling::Linear(8.0), ..Tiny::new("gemma3") });
+}
+
+/// A comparison that cannot fail shows nothing: another seed, another scaling and another window all
+/// lie far outside the tolerance.
+#[test]
+fn the_comparison_sees_small_faults() {
+    let ids = Random(7).tokens(75, 101);
+    let far = |a: Tiny, b: Tiny| {
+        let (a, b) = (
+            reference::logits(&a.build(), &ids, &causal),
+            reference::logits(&b.build(), &ids, &causal),
+        );
+        let largest =
+            a.concat().iter().zip(b.concat()).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+        assert!(largest > 20.0 * TOLERANCE, "{largest}");
+    };
+    let (llama, gemma) = (Tiny::new("llama"), Tiny::new("gemma3"));
+    far(llama, Tiny { scaling: Scaling::Linear(1.1), ..llama });
+    far(llama, Tiny { scaling: Scaling::Yarn(4.0, 64), ..llama });
+    far(gemma, Tiny { window: gemma.window + 1, ..gemma });
+}
+
+/// Blocks are dropped and positions turn relative on the way: every row must see exactly what the
+/// plain forward pass sees that leaves the dropped tokens out and closes the gaps they left.
+fn check_eviction(tiny: Tiny, trained_context: usize, expect_relative: bool) {
+    let model = tiny.build();
+    let ids = Random(11).tokens(330, tiny.vocabulary);
+    let mut runner = model.runner(options(Activations::F32));
+    let (found, seen) = run_with_budget(&mut runner, &ids, trained_context, expect_relative);
+    let sight = |row: usize, token: usize| {
+        let shift = seen.get(&(row / BLOCK_SIZE, token / BLOCK_SIZE)).copied();
+        shift.filter(|_| token <= row)
+    };
+    let expected = reference::logits(&model, &ids, &sight);
+    assert_close(&found, &expected, 2.0 * TOLERANCE, &format!("{tiny:?}"));
+    let dropped = (0..10).filter(|block| !seen.contains_key(&(10, *block))).count();
+    assert!(dropped >= 5, "only {dropped} blocks are out of sight of the last row");
+}
+
+/// Logits with 160 tokens kept, and what was seen: (block of a row, block of a token) → shift.
+fn run_with_budget(
+    runner: &mut ModelRunner,
+    ids: &[u32],
+    trained_context: usize,
+    expect_relative: bool,
+) -> (Vec<f32>, HashMap<(usize, usize), usize>) {
+    let rules = Rules {
+        policy: Box::new(Sinks { tail_tokens: 0 }),
+        token_budget: Some(160),
+        ..Rules::default()
+    };
+    let pool = roomy_pool(runner, BLOCK_SIZE, ids.len());
+    let mut session = Session::new(&pool, &rules, endless(Fidelity::Evict, trained_context));
+    let (mut logits, mut seen) = (Vec::new(), HashMap::new());
+    for (block, tokens) in ids.chunks(BLOCK_SIZE).enumerate() {
+        session.advance(runner, tokens).unwrap();
+        let rows: Vec<usize> = (0..tokens.len()).collect();
+        logits.extend_from_slice(runner.logits(&rows));
+        let view = &session.sequence().view().groups[0];
+        for page in &view.layers[0] {
+            let shift = view.shifts[usize::from(page.run)] as usize;
+            seen.insert((block, page.first as usize / BLOCK_SIZE), shift);
+        }
+    }
+    assert_eq!(session.sequence().positions_are_relative(), expect_relative);
+    assert_eq!(seen.values().any(|shift| *shift > 0), expect_relative);
+    (logits, seen)
+}
+
+#[test]
+fn dropped_blocks_are_out_of_sight() {
+    check_eviction(Tiny::new("llama"), 4096, false);
+    check_eviction(Tiny::new("gemma3"), 4096, false);
+}
+
+#[test]
+fn relative_positions_close_the_gaps_of_dropped_blocks() {
+    check_eviction(Tiny::new("llama"), 200, true);
+    check_eviction(Tiny { scaling: Scaling::Yarn(4.0, 64), ..Tiny::new("qwen3") }, 200, true);
+    check_eviction(Tiny::new("gemma3"), 200, true);
+}
+
+/// Int8 activations and weights stay near the same reference.
+#[test]
+fn quantized_activations_stay_close() {
+    for architecture in ["llama", "qwen2", "qwen3", "gemma3"] {
+        let model: TinyModel = Tiny { weights: Weights::Q8_0, ..Tiny::new(architecture) }.build();
+        let ids = Random(7).tokens(75, model.tiny.vocabulary);
+        let expected = reference::logits(&model, &ids, &causal);
+        let mut runner = model.plain_runner();
+        let found = logits_in_chunks(&mut runner, BLOCK_SIZE, &Rules::default(), &ids, 20);
+        let expected = expected.concat();
+        let square = |difference: f64| difference * difference;
+        let errors = found.iter().zip(&expected).map(|(f, e)| square(f64::from(*f) - e));
+        let size: f64 = expected.iter().map(|e| square(*e)).sum();
+        let relative = (errors.sum::<f64>() / size).sqrt();
+        assert!(relative < 0.04, "{architecture}: relative error {relative}");
+    }
+}

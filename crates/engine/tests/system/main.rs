@@ -1,0 +1,19 @@
+//! The whole chain, from a model file to tokens and their likelihood, in a budget of KV memory: each
+//! test runs the public interfaces of the engine as `reef run` and `reef eval` do.
+//!
+//! Tiny models are written by the tests themselves and compared with a plain f64 forward pass.
+//! SmolLM2 and Gemma 3 are looked for where `reef pull` puts them; what needs them says so on stderr
+//! and is skipped where they are absent (`cargo xtask test` fetches them first).
+
+mod architectures;
+mod bits;
+mod contracts;
+mod generation;
+mod golden;
+mod likelihood;
+mod page_bytes;
+mod refusals;
+mod scenarios;
+mod streaming;
+mod support;
+mod windows;

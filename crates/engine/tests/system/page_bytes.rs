@@ -1,0 +1,153 @@
+//! Attention reads the pages: a changed byte of one changes what later tokens see, elsewhere nothing.
+
+use std::ops::ControlFlow;
+
+use reef_engine::session::{Rules, Session};
+use reef_engine::{Event, step::pool_config};
+use reef_kv::page::PageFormat;
+use reef_kv::{BlockPool, Fidelity, Sequence};
+use reef_model::runner::{BatchSequence, ModelRunner};
+
+use super::support::drive::{endless, engine, generate, greedy, roomy_pool};
+use super::support::random::Random;
+use super::support::tiny::{Tiny, Weights};
+
+/// Flips bits of one byte of the pool's arena.
+fn flip(pool: &BlockPool, offset: usize, bits: u8) {
+    assert!(offset < pool.arena().len());
+    // SAFETY: in bounds by the assertion; no step is in flight and no slice of the arena is alive, and
+    // this test's thread is the only one that uses the pool.
+    unsafe { *pool.arena().base().add(offset) ^= bits };
+}
+
+/// Logits of one token after what `session` holds. Nothing is committed, so it can be asked again.
+fn peek(runner: &mut ModelRunner, pool: &BlockPool, sequence: &mut Sequence) -> Vec<u32> {
+    sequence.grow(1).unwrap();
+    let first_position = sequence.next_position() as u32;
+    let batch = [BatchSequence { tokens: &[3], first_position, view: sequence.view() }];
+    runner.forward(pool.arena(), &batch).unwrap();
+    runner.logits(&[0]).iter().map(|logit| logit.to_bits()).collect()
+}
+
+fn fill(runner: &mut ModelRunner, pool: &BlockPool, ids: &[u32]) -> Sequence {
+    let mut sequence = Sequence::new(pool, endless(Fidelity::Evict, usize::MAX));
+    sequence.grow(ids.len()).unwrap();
+    let batch = [BatchSequence { tokens: ids, first_position: 0, view: sequence.view() }];
+    runner.forward(pool.arena(), &batch).unwrap();
+    sequence.commit(ids.len());
+    sequence
+}
+
+#[test]
+fn a_flipped_byte_of_k_or_v_is_seen_and_of_other_pages_is_not() {
+    for architecture in ["llama", "gemma3"] {
+        let tiny = Tiny { weights: Weights::Q8_0, ..Tiny::new(architecture) };
+        let mut runner = tiny.build().plain_runner();
+        let pool = roomy_pool(&runner, 32, 400);
+        let ids = Random(4).tokens(70, tiny.vocabulary);
+        let mut sequence = fill(&mut runner, &pool, &ids);
+        let other = fill(&mut runner, &pool, &ids[..50]);
+        let before = peek(&mut runner, &pool, &mut sequence);
+        let shape = runner.spec().page_shape(32);
+        for group in 0..sequence.view().groups.len() {
+            // The second of the three blocks: sealed, and inside Gemma's window of 40.
+            let page = sequence.view().groups[group].layers[0][1].byte_offset();
+            for head in 0..shape.kv_heads {
+                let layout = shape.head(PageFormat::F16, head);
+                // The sign of one number: of channel 5 of the last token, and of a V.
+                let k = layout.k + 2 * (5 * 32 + 31) + 1;
+                let v = layout.v + 2 * (31 * shape.head_dim + 9) + 1;
+                for offset in [k, v] {
+                    flip(&pool, page + offset, 0x80);
+                    let changed = peek(&mut runner, &pool, &mut sequence);
+                    assert_ne!(
+                        changed, before,
+                        "{architecture}: byte {offset} of a page is not read"
+                    );
+                    flip(&pool, page + offset, 0x80);
+                    assert_eq!(peek(&mut runner, &pool, &mut sequence), before);
+                }
+            }
+            let foreign = other.view().groups[group].layers[0][1].byte_offset();
+            let open = sequence.view().groups[group].layers[0][2].byte_offset();
+            let unwritten = shape.head(PageFormat::F16, 0).v + 2 * 20 * shape.head_dim + 1;
+            for byte in [foreign + 1, open + unwritten, pool.arena().len() - 1] {
+                flip(&pool, byte, 0x80);
+                assert_eq!(
+                    peek(&mut runner, &pool, &mut sequence),
+                    before,
+                    "{architecture}: {byte}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn every_part_of_an_int8_page_is_read() {
+    let tiny = Tiny { weights: Weights::Q8_0, ..Tiny::new("llama") };
+    let mut runner = tiny.build().plain_runner();
+    let pool = roomy_pool(&runner, 32, 400);
+    let rules = Rules { format_at_seal: PageFormat::Int8, ..Rules::default() };
+    let ids = Random(4).tokens(70, tiny.vocabulary);
+    let mut session = Session::new(&pool, &rules, endless(Fidelity::Evict, usize::MAX));
+    session.advance(&mut runner, &ids).unwrap();
+    let page = session.sequence().view().groups[0].layers[2][0];
+    assert_eq!(page.format, PageFormat::Int8);
+    let layout = runner.spec().page_shape(32).head(PageFormat::Int8, 1);
+    // Each peek is of a fresh row over the same pages: the step is not committed.
+    let peek = |runner: &mut ModelRunner| -> Vec<u32> {
+        let mut view = session.sequence().view().clone();
+        // Only the sealed blocks: the row itself would need a page of its own.
+        view.groups[0].layers.iter_mut().for_each(|layer| layer.truncate(3));
+        let batch = [BatchSequence { tokens: &[3], first_position: 69, view: &view }];
+        runner.forward(pool.arena(), &batch).unwrap();
+        runner.logits(&[0]).iter().map(|logit| logit.to_bits()).collect()
+    };
+    let before = peek(&mut runner);
+    let parts = [layout.k, layout.v, layout.k_scale, layout.k_min, layout.v_scale, layout.v_min];
+    for (part, offset) in parts.into_iter().enumerate() {
+        // Codes: their largest bit; scales and minima: a large bit of the mantissa.
+        let (byte, bits) = if part < 2 { (0, 0x80) } else { (1, 0x02) };
+        flip(&pool, page.byte_offset() + offset + byte, bits);
+        assert_ne!(peek(&mut runner), before, "part {part} of an int8 page is not read");
+        flip(&pool, page.byte_offset() + offset + byte, bits);
+        assert_eq!(peek(&mut runner), before);
+    }
+}
+
+/// `Engine::generate` (what `run` uses) goes through the same pages: one byte that makes a key NaN
+/// after prefill turns every later token into the one that NaN logits give.
+#[test]
+fn generation_reads_the_pages_of_the_pool() {
+    const BUDGET: usize = 4 << 20;
+    let tiny = Tiny { weights: Weights::Q8_0, ..Tiny::new("llama") };
+    let model = tiny.build();
+    let prompt = Random(4).tokens(70, tiny.vocabulary);
+    let request = greedy(&prompt, 20, Fidelity::Exact);
+    let mut engine = engine(model.plain_runner(), BUDGET);
+    let expected = generate(&mut engine, &request).token_ids;
+    // Where the first block of a sequence alone in such a pool lies.
+    let twin = BlockPool::new(pool_config(engine.spec(), 32, BUDGET)).unwrap();
+    let mut sequence = Sequence::new(&twin, endless(Fidelity::Exact, 4096));
+    sequence.grow(70).unwrap();
+    let page = sequence.view().groups[0].layers[0][0].byte_offset();
+    let pool = engine.pool().clone();
+    let mut steps = 0;
+    let broken = engine.generate(&request, &mut |event| {
+        if let Event::Step { .. } = event {
+            steps += 1;
+            if steps == 1 {
+                // SAFETY: between steps, on the thread that runs them; the byte is in the arena.
+                unsafe { *pool.arena().base().add(page + 1) = 0x7e };
+            }
+        }
+        ControlFlow::Continue(())
+    });
+    let broken = broken.unwrap().token_ids;
+    // The first token was computed before the fault.
+    assert_eq!(broken[0], expected[0]);
+    assert!(expected[1..].iter().any(|token| *token != 0));
+    assert!(broken[1..].iter().all(|token| *token == 0), "{broken:?}");
+    assert_eq!(generate(&mut engine, &request).token_ids, expected, "the page was given back");
+}
