@@ -89,7 +89,7 @@ pub fn admit(pool: &BlockPool, context: usize, request: &Request) -> Result<usiz
         return Ok(request.max_tokens.unwrap_or(rest));
     }
     let asked = request.max_tokens.unwrap_or(1).max(1);
-    if prompt + asked > context + 1 {
+    if prompt.saturating_add(asked) > context.saturating_add(1) {
         return Err(Refusal::Context { prompt, max_tokens: asked, context });
     }
     // The last generated token is never computed, so it takes no room.

@@ -54,6 +54,7 @@ pub fn score(
     options: &ScoreOptions,
     sink: &mut dyn FnMut(TokenScore),
 ) -> Result<ScoreSummary, EngineError> {
+    runner.check_tokens(ids)?; // a target is looked up a block before it is computed
     let plain = Rules::default();
     let mut summary = ScoreSummary::default();
     for (window, tokens) in ids.chunks(options.context).enumerate() {

@@ -88,7 +88,7 @@ impl Engine {
             contract: request.fidelity,
             priority: 0,
             trained_context: context,
-            max_tokens: Some((request.prompt.len() + max_tokens).saturating_sub(1)),
+            max_tokens: Some(request.prompt.len().saturating_add(max_tokens).saturating_sub(1)),
         };
         self.next_request += 1;
         let mut session = Session::new(&self.pool, &self.rules, config);

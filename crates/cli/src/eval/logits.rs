@@ -40,6 +40,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     ensure!(!ids.is_empty(), "--ids {} has no token", args.ids.display());
     let gguf = open(&args.model.path()?)?;
     let mut runner = args.model.runner(&gguf, args.common.threads())?;
+    runner.check_tokens(&ids).with_context(|| format!("--ids {}", args.ids.display()))?;
     let block_size = args.model.block_size;
     let bytes = runner.spec().bytes_per_token(PageFormat::F16, block_size);
     let blocks = ids.len().next_multiple_of(block_size) + 4 * block_size;

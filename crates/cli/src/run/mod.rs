@@ -31,7 +31,13 @@ pub struct Args {
     #[command(flatten)]
     model: ModelArgs,
     /// The prompt; without one, a chat on a terminal, else stdin
-    #[arg(short, long, value_name = "TEXT", conflicts_with = "prompt_file")]
+    #[arg(
+        short,
+        long,
+        value_name = "TEXT",
+        conflicts_with = "prompt_file",
+        allow_hyphen_values = true
+    )]
     prompt: Option<String>,
     /// Read the prompt from a file
     #[arg(long, value_name = "FILE")]
@@ -39,11 +45,11 @@ pub struct Args {
     /// Put the prompt into the model's chat template
     #[arg(long)]
     chat: bool,
-    /// A Jinja chat template to use instead of the file's
+    /// A Jinja chat template to use instead of the file's; implies --chat
     #[arg(long, value_name = "FILE")]
     chat_template: Option<PathBuf>,
     /// Generate at most N tokens [default: what fits at the contract's floor]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     max_tokens: Option<usize>,
     /// KV memory, such as 24MiB [default: what the trained context needs, at most half of what is free]
     #[arg(long, value_name = "SIZE", value_parser = sizes::parse)]
@@ -61,7 +67,7 @@ pub struct Args {
     #[arg(long)]
     prefault: bool,
     /// 0 takes the likeliest token
-    #[arg(long, value_name = "T", default_value_t = 0.0)]
+    #[arg(long, value_name = "T", default_value_t = 0.0, allow_negative_numbers = true)]
     temperature: f32,
     /// Choose among the likeliest tokens that have this probability together
     #[arg(long, value_name = "P", default_value_t = 1.0)]
@@ -73,7 +79,7 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
     /// End before this text (may be given several times)
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     stop: Vec<String>,
     /// Go on past the model's end-of-text tokens
     #[arg(long)]
@@ -83,17 +89,18 @@ pub struct Args {
 /// Runs `reef run`.
 pub fn run(args: Args) -> anyhow::Result<()> {
     check(&args)?;
-    let interrupted = signals::install()?;
     let path = args.model.path()?;
     let prompt = prompt(&args)?;
     let gguf = open(&path)?;
     let tokenizer = Tokenizer::from_gguf(&gguf)?;
     let mut engine = engine(&args, &gguf)?;
-    let chat = match args.chat || prompt.is_none() {
+    let chat = match args.chat || args.chat_template.is_some() || prompt.is_none() {
         true => Some(Chat::new(&gguf, &tokenizer, args.chat_template.as_deref())?),
         false => None,
     };
     drop(gguf);
+    // Only now: what comes before has nothing to show, so Ctrl-C just ends it.
+    let interrupted = signals::install()?;
     let Some(prompt) = prompt else {
         let chat = chat.context("a chat has a template")?;
         return chat
@@ -184,5 +191,6 @@ fn generate(
         sampling: sampling(args),
         end_ids,
     };
+    let _running = signals::running();
     stream::stream(engine, tokenizer, &request, &args.stop, !args.common.json, interrupted)
 }

@@ -1,17 +1,16 @@
 //! One generation, its text as it comes, and what was measured on the way.
 
-use std::io::Write as _;
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::Context as _;
 use indicatif::ProgressBar;
 use reef_engine::stop::{Matched, StopMatcher};
 use reef_engine::{Engine, Event, FinishReason, Generation, Request};
 use reef_kv::ByFormat;
 use reef_model::tokenizer::{Decode, Detokenizer, Tokenizer};
 
+use crate::output::{print_line, print_text};
 use crate::progress;
 
 /// A finished generation with its text and times.
@@ -24,7 +23,7 @@ pub struct Streamed {
     pub memory: Vec<Sample>,
     /// From the start to the first token.
     pub time_to_first_token: Duration,
-    /// Computing the prompt.
+    /// Computing the prompt; 0 if it was not computed to its end.
     pub prefill_time: Duration,
     /// From the first token to the last.
     pub decode_time: Duration,
@@ -76,7 +75,7 @@ pub fn stream(
         generation,
         memory,
         time_to_first_token: first - start,
-        prefill_time: prefilled.unwrap_or(end) - start,
+        prefill_time: prefilled.unwrap_or(start) - start,
         decode_time: end - first,
     })
 }
@@ -135,8 +134,7 @@ impl Listener<'_> {
     fn write(&mut self, piece: &str) -> anyhow::Result<()> {
         self.text.push_str(piece);
         if self.show {
-            let mut out = std::io::stdout().lock();
-            out.write_all(piece.as_bytes()).and_then(|()| out.flush()).context("cannot print")?;
+            print_text(piece)?;
         }
         Ok(())
     }
@@ -149,12 +147,8 @@ impl Listener<'_> {
             self.write(&rest)?;
         }
         if self.show {
-            self.write_line_end()?;
+            print_line("")?;
         }
         Ok(())
-    }
-
-    fn write_line_end(&self) -> anyhow::Result<()> {
-        crate::output::print_line("")
     }
 }

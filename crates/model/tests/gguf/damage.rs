@@ -202,3 +202,16 @@ fn what_cannot_be_mapped() {
     let missing = Gguf::open("no/such\nfile.gguf").unwrap_err().to_string();
     assert!(missing.starts_with("no/such\\nfile.gguf: cannot be read: "), "{missing}");
 }
+
+#[cfg(unix)]
+#[test]
+fn a_pipe_is_refused_without_waiting_for_a_writer() {
+    let pipe = std::env::temp_dir().join(format!("reef-pipe-{}.gguf", std::process::id()));
+    let made = std::process::Command::new("mkfifo").arg(&pipe).status();
+    if !made.is_ok_and(|status| status.success()) {
+        return println!("skipped: no mkfifo here");
+    }
+    let line = Gguf::open(&pipe).unwrap_err().to_string();
+    std::fs::remove_file(&pipe).unwrap();
+    assert!(line.contains("not a regular file; give the path"), "{line}");
+}

@@ -39,7 +39,10 @@ fn integers_of_any_width_are_accepted_where_they_fit() {
         ("test.u64", "value 18446744073709551615 does not fit"),
         ("test.f64", "key test.f64: has type f64, expected a 32-bit unsigned integer"),
         ("tokenizer.ggml.tokens", "has type array of 3 string, expected"),
-        ("test.none", "key test.none is missing from the file"),
+        (
+            "test.none",
+            "key test.none is missing: the file is incomplete, fetch or convert it again",
+        ),
     ] {
         let error = file.u32(key).unwrap_err().to_string();
         assert!(error.contains(line), "{error}");
@@ -104,7 +107,10 @@ fn tensors_are_slices_of_the_file() {
     norm.require_readable().unwrap();
     file.advise_dont_need(&norm);
     let missing = file.tensor("output.weight").unwrap_err().to_string();
-    assert_eq!(missing, "tensor output.weight is missing from the file");
+    assert_eq!(
+        missing,
+        "tensor output.weight is missing: the file is incomplete, fetch or convert it again"
+    );
 }
 
 #[test]
