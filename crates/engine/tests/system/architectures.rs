@@ -13,18 +13,31 @@ use super::support::random::Random;
 use super::support::reference::{self, causal};
 use super::support::tiny::{Scaling, Tiny, TinyModel, Weights, options};
 
-/// Largest difference of a logit; logits are about 1. Rounding of K and V to f16 may fall the other
-/// way here and there, which the architectures' real goldens bound more tightly.
-const TOLERANCE: f64 = 4e-4;
+/// Root mean square of the differences of logits, which are about 1: what a wrong formula changes.
+const TOLERANCE: f64 = 2e-4;
+/// Largest single difference. A key whose f32 and f64 values round to different halves moves a few
+/// logits by this much; the architectures' other goldens (smaller keys) bound it more tightly.
+const SINGLE_TOLERANCE: f64 = 4e-3;
 const BLOCK_SIZE: usize = 32;
 
-fn assert_close(found: &[f32], expected: &[Vec<f64>], tolerance: f64, what: &str) {
-    let expected: Vec<f64> = expected.concat();
-    assert_eq!(found.len(), expected.len());
-    for (index, (found, expected)) in found.iter().zip(&expected).enumerate() {
-        let difference = (f64::from(*found) - expected).abs();
-        assert!(difference < tolerance, "{what}: logit {index} is {found}, expected {expected}");
+/// (root mean square, largest) of the differences.
+fn differences(found: impl Iterator<Item = f64>, expected: &[f64]) -> (f64, f64) {
+    let (mut sum, mut largest) = (0.0, 0.0);
+    for (found, expected) in found.zip(expected) {
+        let difference = (found - expected).abs();
+        // NaN is the largest.
+        largest = if difference <= largest { largest } else { difference };
+        sum += difference * difference;
     }
+    ((sum / expected.len() as f64).sqrt(), largest)
+}
+
+fn assert_close(found: &[f32], expected: &[Vec<f64>], what: &str) {
+    let expected = expected.concat();
+    assert_eq!(found.len(), expected.len());
+    let (mean, largest) = differences(found.iter().map(|logit| f64::from(*logit)), &expected);
+    let close = mean <= TOLERANCE && largest <= SINGLE_TOLERANCE;
+    assert!(close, "{what}: {mean:.1e} apart on average, {largest:.1e} at most");
 }
 
 fn check(tiny: Tiny) {
@@ -34,7 +47,7 @@ fn check(tiny: Tiny) {
     for tier in Tier::available() {
         let mut runner = model.runner(RunnerOptions { tier, ..options(Activations::F32) });
         let found = logits_in_chunks(&mut runner, BLOCK_SIZE, &Rules::default(), &ids, 20);
-        assert_close(&found, &expected, TOLERANCE, &format!("{tiny:?} on {}", tier.name()));
+        assert_close(&found, &expected, &format!("{tiny:?} on {}", tier.name()));
     }
 }
 
@@ -77,13 +90,9 @@ fn rope_scaling_equals_the_plain_forward_pass() {
 fn the_comparison_sees_small_faults() {
     let ids = Random(7).tokens(75, 101);
     let far = |a: Tiny, b: Tiny| {
-        let (a, b) = (
-            reference::logits(&a.build(), &ids, &causal),
-            reference::logits(&b.build(), &ids, &causal),
-        );
-        let largest =
-            a.concat().iter().zip(b.concat()).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
-        assert!(largest > 20.0 * TOLERANCE, "{largest}");
+        let logits = |tiny: Tiny| reference::logits(&tiny.build(), &ids, &causal).concat();
+        let (mean, _) = differences(logits(a).into_iter(), &logits(b));
+        assert!(mean > 10.0 * TOLERANCE, "{mean}");
     };
     let (llama, gemma) = (Tiny::new("llama"), Tiny::new("gemma3"));
     far(llama, Tiny { scaling: Scaling::Linear(1.1), ..llama });
@@ -103,7 +112,7 @@ fn check_eviction(tiny: Tiny, trained_context: usize, expect_relative: bool) {
         shift.filter(|_| token <= row)
     };
     let expected = reference::logits(&model, &ids, &sight);
-    assert_close(&found, &expected, 2.0 * TOLERANCE, &format!("{tiny:?}"));
+    assert_close(&found, &expected, &format!("{tiny:?}"));
     let dropped = (0..10).filter(|block| !seen.contains_key(&(10, *block))).count();
     assert!(dropped >= 5, "only {dropped} blocks are out of sight of the last row");
 }
@@ -161,10 +170,9 @@ fn quantized_activations_stay_close() {
         let mut runner = model.plain_runner();
         let found = logits_in_chunks(&mut runner, BLOCK_SIZE, &Rules::default(), &ids, 20);
         let expected = expected.concat();
-        let square = |difference: f64| difference * difference;
-        let errors = found.iter().zip(&expected).map(|(f, e)| square(f64::from(*f) - e));
-        let size: f64 = expected.iter().map(|e| square(*e)).sum();
-        let relative = (errors.sum::<f64>() / size).sqrt();
+        let (error, _) = differences(found.iter().map(|logit| f64::from(*logit)), &expected);
+        let (size, _) = differences(expected.iter().map(|_| 0.0), &expected);
+        let relative = error / size;
         assert!(relative < 0.04, "{architecture}: relative error {relative}");
     }
 }

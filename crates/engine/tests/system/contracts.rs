@@ -100,3 +100,17 @@ fn evict_goes_on_for_ever_in_a_small_pool() {
     assert_eq!(again.token_ids, generation.token_ids);
     assert_eq!(again.usage.kv.relief.len(), kv.relief.len());
 }
+
+/// `evict` permits drops but does not ask for them: what fits in int8 loses no token, though a whole
+/// chunk of its prompt in f16 would not fit beside.
+#[test]
+fn evict_drops_nothing_that_fits_in_int8() {
+    let mut engine = engine(tiny().build().plain_runner(), budget_for(tiny(), 400));
+    let capacity = engine.pool().token_limit(Fidelity::Int8).unwrap();
+    let prompt = Random(2).tokens(capacity - 40, tiny().vocabulary);
+    for fidelity in [Fidelity::Int8, Fidelity::Evict] {
+        let generation = generate(&mut engine, &greedy(&prompt, 41, fidelity));
+        check_story(&generation, engine.pool().config());
+        assert_eq!(generation.usage.kv.dropped_tokens, 0.0, "{fidelity:?}");
+    }
+}

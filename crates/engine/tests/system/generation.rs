@@ -75,9 +75,11 @@ fn a_small_budget_is_met_by_shrinking_then_dropping() {
     assert_eq!(generation.token_ids.len(), 200);
     assert_eq!(generation.finish_reason, FinishReason::Length);
     check_story(&generation, pool.config());
-    let rungs: Vec<Rung> = generation.usage.kv.relief.iter().map(|entry| entry.rung).collect();
-    assert!(rungs.contains(&Rung::Int8) && rungs.contains(&Rung::Evict), "{rungs:?}");
-    assert_eq!(rungs[0], Rung::Int8, "shrinking comes before dropping");
+    let relief = &generation.usage.kv.relief;
+    let first = |rung| relief.iter().find(|entry| entry.rung == rung).expect("both rungs").step;
+    // Both may be needed in one step; then the drops are carried out first, to make room to shrink.
+    let (first_shrunk, first_dropped) = (first(Rung::Int8), first(Rung::Evict));
+    assert!(first_shrunk <= first_dropped, "shrinking comes before dropping");
     assert_eq!(generation.usage.kv.bytes_at_f16, 799 * 23_040);
     assert_eq!(pool.accounts().used_bytes(), 0);
     assert_eq!(check_invariants(&pool, &[]), []);

@@ -1,4 +1,6 @@
 //! Attention reads the pages: a changed byte of one changes what later tokens see, elsewhere nothing.
+//!
+//! With f32 activations: 8-bit codes would swallow the smallest changes.
 
 use std::ops::ControlFlow;
 
@@ -6,11 +8,11 @@ use reef_engine::session::{Rules, Session};
 use reef_engine::{Event, step::pool_config};
 use reef_kv::page::PageFormat;
 use reef_kv::{BlockPool, Fidelity, Sequence};
-use reef_model::runner::{BatchSequence, ModelRunner};
+use reef_model::runner::{Activations, BatchSequence, ModelRunner};
 
 use super::support::drive::{endless, engine, generate, greedy, roomy_pool};
 use super::support::random::Random;
-use super::support::tiny::{Tiny, Weights};
+use super::support::tiny::{Tiny, Weights, options};
 
 /// Flips bits of one byte of the pool's arena.
 fn flip(pool: &BlockPool, offset: usize, bits: u8) {
@@ -42,7 +44,7 @@ fn fill(runner: &mut ModelRunner, pool: &BlockPool, ids: &[u32]) -> Sequence {
 fn a_flipped_byte_of_k_or_v_is_seen_and_of_other_pages_is_not() {
     for architecture in ["llama", "gemma3"] {
         let tiny = Tiny { weights: Weights::Q8_0, ..Tiny::new(architecture) };
-        let mut runner = tiny.build().plain_runner();
+        let mut runner = tiny.build().runner(options(Activations::F32));
         let pool = roomy_pool(&runner, 32, 400);
         let ids = Random(4).tokens(70, tiny.vocabulary);
         let mut sequence = fill(&mut runner, &pool, &ids);
@@ -86,7 +88,7 @@ fn a_flipped_byte_of_k_or_v_is_seen_and_of_other_pages_is_not() {
 #[test]
 fn every_part_of_an_int8_page_is_read() {
     let tiny = Tiny { weights: Weights::Q8_0, ..Tiny::new("llama") };
-    let mut runner = tiny.build().plain_runner();
+    let mut runner = tiny.build().runner(options(Activations::F32));
     let pool = roomy_pool(&runner, 32, 400);
     let rules = Rules { format_at_seal: PageFormat::Int8, ..Rules::default() };
     let ids = Random(4).tokens(70, tiny.vocabulary);
@@ -116,7 +118,7 @@ fn every_part_of_an_int8_page_is_read() {
     }
 }
 
-/// `Engine::generate` (what `run` uses) goes through the same pages: one byte that makes a key NaN
+/// `Engine::generate` (what `run` uses) goes through the same pages: one byte that makes a value NaN
 /// after prefill turns every later token into the one that NaN logits give.
 #[test]
 fn generation_reads_the_pages_of_the_pool() {
@@ -125,13 +127,14 @@ fn generation_reads_the_pages_of_the_pool() {
     let model = tiny.build();
     let prompt = Random(4).tokens(70, tiny.vocabulary);
     let request = greedy(&prompt, 20, Fidelity::Exact);
-    let mut engine = engine(model.plain_runner(), BUDGET);
+    let mut engine = engine(model.runner(options(Activations::F32)), BUDGET);
     let expected = generate(&mut engine, &request).token_ids;
     // Where the first block of a sequence alone in such a pool lies.
     let twin = BlockPool::new(pool_config(engine.spec(), 32, BUDGET)).unwrap();
     let mut sequence = Sequence::new(&twin, endless(Fidelity::Exact, 4096));
     sequence.grow(70).unwrap();
     let page = sequence.view().groups[0].layers[0][0].byte_offset();
+    let value = page + engine.spec().page_shape(32).head(PageFormat::F16, 0).v;
     let pool = engine.pool().clone();
     let mut steps = 0;
     let broken = engine.generate(&request, &mut |event| {
@@ -139,7 +142,7 @@ fn generation_reads_the_pages_of_the_pool() {
             steps += 1;
             if steps == 1 {
                 // SAFETY: between steps, on the thread that runs them; the byte is in the arena.
-                unsafe { *pool.arena().base().add(page + 1) = 0x7e };
+                unsafe { *pool.arena().base().add(value + 1) = 0x7e };
             }
         }
         ControlFlow::Continue(())

@@ -204,8 +204,8 @@ impl Writer {
     fn layer(&mut self, tiny: &Tiny, layer: usize) {
         let (q, kv) = (tiny.heads * tiny.head_dim, tiny.kv_heads * tiny.head_dim);
         for (name, rows, columns, gain) in [
-            ("attn_q", q, tiny.width, 2.0),
-            ("attn_k", kv, tiny.width, 2.0),
+            ("attn_q", q, tiny.width, 1.0),
+            ("attn_k", kv, tiny.width, 1.0),
             ("attn_v", kv, tiny.width, 1.0),
             ("attn_output", tiny.width, q, 1.0),
             ("ffn_gate", tiny.hidden, tiny.width, 1.0),
