@@ -2,7 +2,6 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::Context as _;
 use clap::ValueEnum;
 use reef_kernels::dispatch::Tier;
 use reef_kv::page::PageFormat;
@@ -76,7 +75,7 @@ impl ModelArgs {
 
 /// Opens a model file.
 pub fn open(path: &Path) -> anyhow::Result<Gguf> {
-    Gguf::open(path).with_context(|| format!("cannot open {}", path.display()))
+    Ok(Gguf::open(path)?)
 }
 
 /// The CPU tier: the best of this CPU, or what `REEF_CPU_TIER` asks for. Says so where it is slow.

@@ -83,7 +83,11 @@ pub fn score(
                 let target = tokens[start + row + 1];
                 let expected = options.compare.then(|| &expected[row * vocabulary..][..vocabulary]);
                 let index = window * options.context + start + row + 1;
-                sink(score_row(index, logits, target, expected));
+                let scored = score_row(index, logits, target, expected);
+                if !scored.nll.is_finite() {
+                    return Err(EngineError::NotFinite { tokens: index });
+                }
+                sink(scored);
             }
         }
         summary.dropped_tokens += session.sequence().usage().dropped_tokens;

@@ -32,6 +32,15 @@ pub enum EngineError {
     /// A token the model does not know.
     #[error(transparent)]
     Batch(#[from] BatchError),
+    /// No logit of a token is finite: the weights are damaged, or their numbers overflow.
+    #[error(
+        "the logits after {tokens} tokens are not finite: the weights hold NaN or infinity, or overflow; \
+         fetch or convert the model again"
+    )]
+    NotFinite {
+        /// Tokens computed when it showed.
+        tokens: usize,
+    },
     /// Relief at a time when pages may be in use.
     #[error(transparent)]
     Relief(#[from] ReliefError),

@@ -2,6 +2,7 @@
 
 use std::ops::ControlFlow;
 
+use reef_kv::page::PageFormat;
 use reef_kv::{BlockPool, ConfigError, GroupConfig, PoolConfig, SequenceConfig};
 use reef_model::runner::ModelRunner;
 use reef_model::spec::ModelSpec;
@@ -126,7 +127,11 @@ fn run(
         if token_ids.len() == max_tokens {
             return Ok(FinishReason::Length);
         }
-        let token = sampler.sample(runner.logits(&[last_row]));
+        let logits = runner.logits(&[last_row]);
+        let token = sampler.sample(logits);
+        if !logits[token as usize].is_finite() {
+            return Err(EngineError::NotFinite { tokens: session.sequence().next_position() });
+        }
         if request.end_ids.contains(&token) {
             return Ok(FinishReason::Stop);
         }
@@ -144,6 +149,14 @@ fn run(
     }
 }
 
+/// Tokens of a prompt's chunk: its open f16 blocks take at most a quarter of a small pool, so that
+/// they do not push out what could have been kept.
+fn prefill_chunk(pool: &BlockPool) -> usize {
+    let block_size = pool.config().block_size();
+    let quarter = pool.capacity_tokens(PageFormat::F16).map_or(usize::MAX, |tokens| tokens / 4);
+    (quarter / block_size * block_size).clamp(block_size, PREFILL_CHUNK_TOKENS)
+}
+
 /// Computes the prompt in chunks; a chunk that does not fit is halved down to a single token. Returns
 /// the row of the last token.
 fn prefill(
@@ -152,7 +165,7 @@ fn prefill(
     prompt: &[u32],
     sink: &mut Sink<'_>,
 ) -> Result<ControlFlow<FinishReason, usize>, EngineError> {
-    let (mut done, mut chunk, mut rows) = (0, PREFILL_CHUNK_TOKENS, 0);
+    let (mut done, mut chunk, mut rows) = (0, prefill_chunk(session.sequence().pool()), 0);
     while done < prompt.len() {
         rows = chunk.min(prompt.len() - done);
         match session.advance(runner, &prompt[done..done + rows]) {

@@ -179,10 +179,9 @@ fn load_matrix(
             mend: "convert it to a format that Reef reads (see README)".into(),
         }
     })?;
-    let packed = PackedMatrix::pack(format, rows, columns, tensor.data)
-        .map_err(|source| LoadError::Pack { tensor: name.into(), source })?;
-    gguf.advise_dont_need(&tensor);
-    Ok(packed)
+    let mut release = |part| gguf.advise_part_not_needed(&tensor, part);
+    PackedMatrix::pack_and_release(format, rows, columns, tensor.data, &mut release)
+        .map_err(|source| LoadError::Pack { tensor: name.into(), source })
 }
 
 /// Loads a vector of `len` floats (F32, F16 or BF16), or `None` where the file has no such tensor.

@@ -117,6 +117,14 @@ impl ModelSpec {
         if head_dim % 16 != 0 {
             return Err(header.unsupported("attention.key_length", head_dim, "a multiple of 16"));
         }
+        if header.has("expert_count") && gguf.u32(&header.key("expert_count"))? > 0 {
+            let experts = gguf.u32(&header.key("expert_count"))?;
+            return Err(header.unsupported(
+                "expert_count",
+                experts,
+                "0: mixtures of experts do not run yet",
+            ));
+        }
         let trained_context = header.count("context_length", u32::MAX as usize)?;
         let groups = header.groups(layers)?;
         let ropes = groups

@@ -3,7 +3,6 @@
 use std::path::PathBuf;
 
 use anyhow::{Context as _, bail, ensure};
-use indicatif::ProgressBar;
 use reef_engine::score::{ScoreOptions, TokenScore, score};
 use reef_engine::session::Rules;
 use reef_kv::page::PageFormat;
@@ -16,7 +15,7 @@ use crate::Common;
 use crate::eval::ids::read_ids;
 use crate::load::{ModelArgs, open, parse_kv_format};
 use crate::output::{WrongArguments, print_json, print_line};
-use crate::progress;
+use crate::progress::Progress;
 
 /// Likelihood of a text, teacher-forced through the pages that generation uses
 #[derive(clap::Args)]
@@ -68,10 +67,17 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let options = options(&args, runner.spec().trained_context)?;
     let bytes_per_token = reef_engine::step::pool_config(runner.spec(), args.model.block_size, 0)
         .bytes_per_token_with_tables(args.kv_format);
-    let bar = progress::bar(ids.len() as u64, "tokens");
-    let mut totals = Totals { bar: &bar, per_token: args.per_token, ..Totals::new(&bar) };
+    let mut totals = Totals {
+        progress: Progress::new(ids.len(), "tokens"),
+        per_token: args.per_token,
+        nll: 0.0,
+        kld: 0.0,
+        same_top: 0,
+        count: 0,
+        each: Vec::new(),
+    };
     let summary = score(&mut runner, &ids, &options, &mut |scored| totals.add(scored))?;
-    bar.finish_and_clear();
+    totals.progress.end();
     let count = totals.count.max(1) as f64;
     let nll = totals.nll / count;
     let mut document = json!({
@@ -150,8 +156,8 @@ fn options(args: &Args, trained_context: usize) -> anyhow::Result<ScoreOptions> 
 }
 
 /// Sums over scored tokens.
-struct Totals<'a> {
-    bar: &'a ProgressBar,
+struct Totals {
+    progress: Progress,
     per_token: bool,
     nll: f64,
     kld: f64,
@@ -160,19 +166,7 @@ struct Totals<'a> {
     each: Vec<f64>,
 }
 
-impl Totals<'_> {
-    fn new(bar: &ProgressBar) -> Totals<'_> {
-        Totals {
-            bar,
-            per_token: false,
-            nll: 0.0,
-            kld: 0.0,
-            same_top: 0,
-            count: 0,
-            each: Vec::new(),
-        }
-    }
-
+impl Totals {
     fn add(&mut self, scored: TokenScore) {
         self.nll += scored.nll;
         self.kld += scored.kld.unwrap_or(0.0);
@@ -181,6 +175,6 @@ impl Totals<'_> {
         if self.per_token {
             self.each.push(scored.nll);
         }
-        self.bar.set_position(scored.index as u64 + 1);
+        self.progress.set(scored.index + 1);
     }
 }

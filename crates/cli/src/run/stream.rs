@@ -4,14 +4,13 @@ use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use indicatif::ProgressBar;
 use reef_engine::stop::{Matched, StopMatcher};
 use reef_engine::{Engine, Event, FinishReason, Generation, Request};
 use reef_kv::ByFormat;
 use reef_model::tokenizer::{Decode, Detokenizer, Tokenizer};
 
 use crate::output::{print_line, print_text};
-use crate::progress;
+use crate::progress::Progress;
 
 /// A finished generation with its text and times.
 pub struct Streamed {
@@ -55,14 +54,14 @@ pub fn stream(
         text: String::new(),
         memory: Vec::new(),
         stopped: false,
-        bar: progress::bar(request.prompt.len() as u64, "prompt tokens"),
+        progress: Progress::new(request.prompt.len(), "prompt tokens"),
         start: Instant::now(),
         prefilled: None,
         first_token: None,
         failure: None,
     };
     let generation = engine.generate(request, &mut |event| listener.hear(event))?;
-    listener.bar.finish_and_clear();
+    listener.progress.end();
     if let Some(failure) = listener.failure.take() {
         return Err(failure);
     }
@@ -89,7 +88,7 @@ struct Listener<'a> {
     memory: Vec<Sample>,
     /// A stop string was found: what follows it is not shown.
     stopped: bool,
-    bar: ProgressBar,
+    progress: Progress,
     start: Instant,
     prefilled: Option<Instant>,
     first_token: Option<Instant>,
@@ -101,10 +100,10 @@ impl Listener<'_> {
         match event {
             Event::Admitted { .. } | Event::Relief(_) => {}
             Event::Prefilled { tokens, total } => {
-                self.bar.set_position(tokens as u64);
+                self.progress.set(tokens);
                 if tokens == total {
                     self.prefilled = Some(Instant::now());
-                    self.bar.finish_and_clear();
+                    self.progress.end();
                 }
             }
             Event::Step { tokens, used, .. } => self.memory.push(Sample { tokens, used }),

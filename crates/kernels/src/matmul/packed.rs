@@ -22,6 +22,7 @@ use super::format::{RawBlock, WeightFormat, float_value};
 use super::scalar;
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::fmt;
+use std::ops::Range;
 use std::ptr::NonNull;
 
 /// Output rows of a panel.
@@ -168,6 +169,9 @@ pub struct PackedMatrix {
     data: AlignedBytes,
 }
 
+/// Bytes read between two releases: a small part of what a process may have beside its weights.
+const RELEASE_BYTES: usize = 4 << 20;
+
 impl PackedMatrix {
     /// Repacks a row-major GGUF tensor of `rows` rows of `cols` values.
     ///
@@ -178,6 +182,21 @@ impl PackedMatrix {
         rows: usize,
         cols: usize,
         raw: &[u8],
+    ) -> Result<PackedMatrix, PackError> {
+        PackedMatrix::pack_and_release(format, rows, cols, raw, &mut |_| {})
+    }
+
+    /// [`pack`](Self::pack), telling `release` from time to time which bytes of `raw` will not be read
+    /// again, so that a large tensor need not be in memory twice.
+    ///
+    /// # Errors
+    /// As [`pack`](Self::pack).
+    pub fn pack_and_release(
+        format: WeightFormat,
+        rows: usize,
+        cols: usize,
+        raw: &[u8],
+        release: &mut dyn FnMut(Range<usize>),
     ) -> Result<PackedMatrix, PackError> {
         if cols == 0 || !cols.is_multiple_of(format.block_values()) {
             return Err(PackError::Columns { format, cols });
@@ -199,10 +218,17 @@ impl PackedMatrix {
         let bytes = bytes.ok_or(PackError::TooLarge { rows, cols })?;
         let mut data = AlignedBytes::zeroed(bytes);
         let row_bytes = format.row_bytes(cols);
-        for (row, raw) in raw.chunks_exact(row_bytes).enumerate() {
+        let mut released = 0;
+        for (row, raw_row) in raw.chunks_exact(row_bytes).enumerate() {
             let panel = &mut data.bytes_mut()[row / PANEL_ROWS * panel_bytes..][..panel_bytes];
-            pack_row(format, panel, row % PANEL_ROWS, raw);
+            pack_row(format, panel, row % PANEL_ROWS, raw_row);
+            let read = (row + 1) * row_bytes;
+            if read - released >= RELEASE_BYTES {
+                release(released..read);
+                released = read;
+            }
         }
+        release(released..raw.len());
         Ok(PackedMatrix { format, rows, cols, panel_bytes, data })
     }
 

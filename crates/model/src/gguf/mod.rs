@@ -10,6 +10,7 @@ mod parse;
 mod types;
 mod value;
 
+use std::ops::Range;
 use std::path::Path;
 
 pub use error::{GgufError, Optional, escape};
@@ -205,7 +206,12 @@ impl Gguf {
     /// Takes the tensor's pages out of this process's resident set, for use once its data has been
     /// repacked elsewhere. Its data stays readable (from the file again). Advice only: never fails.
     pub fn advise_dont_need(&self, tensor: &TensorInfo<'_>) {
-        self.bytes.advise_dont_need(tensor.offset..tensor.offset + tensor.data.len());
+        self.advise_part_not_needed(tensor, 0..tensor.data.len());
+    }
+
+    /// [`advise_dont_need`](Self::advise_dont_need) for bytes `part` of the tensor's data.
+    pub fn advise_part_not_needed(&self, tensor: &TensorInfo<'_>, part: Range<usize>) {
+        self.bytes.advise_dont_need(tensor.offset + part.start..tensor.offset + part.end);
     }
 
     fn info<'a>(&'a self, tensor: &'a Tensor) -> TensorInfo<'a> {
