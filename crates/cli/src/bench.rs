@@ -5,9 +5,9 @@ use std::time::Instant;
 
 use anyhow::bail;
 use reef_engine::session::{Rules, Session};
-use reef_engine::step::{PREFILL_CHUNK_TOKENS, pool_config};
+use reef_engine::step::{PREFILL_CHUNK_TOKENS, roomy_pool};
 use reef_kv::page::PageFormat;
-use reef_kv::{BlockPool, Fidelity, SequenceConfig};
+use reef_kv::{Fidelity, SequenceConfig};
 use reef_model::runner::ModelRunner;
 use serde_json::{Value, json};
 
@@ -141,12 +141,9 @@ fn measure(
     block_size: usize,
 ) -> anyhow::Result<f64> {
     let total = test.depth + test.tokens;
-    let spec = runner.spec();
-    let tokens = (total + PREFILL_CHUNK_TOKENS).next_multiple_of(block_size) * test.batch;
-    let bytes = spec.bytes_per_token(PageFormat::F16, block_size) * tokens as f64;
-    let vocabulary = spec.vocabulary as u32;
-    let budget = (bytes * 1.2) as usize + (16 << 20);
-    let pool = BlockPool::new(pool_config(spec, block_size, budget))?;
+    let vocabulary = runner.spec().vocabulary as u32;
+    let pool =
+        roomy_pool(runner.spec(), block_size, total.next_multiple_of(block_size) * test.batch)?;
     let rules = Rules { format_at_seal: format, ..Rules::default() };
     let mut sessions: Vec<Session<'_>> = (0..test.batch as u64)
         .map(|request| {

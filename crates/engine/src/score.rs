@@ -1,11 +1,11 @@
 //! Teacher-forced scoring: the likelihood of a given text, through the pages that generation uses.
 
-use reef_kv::{BlockPool, Fidelity, PoolConfig, SequenceConfig};
+use reef_kv::{Fidelity, SequenceConfig};
 use reef_model::runner::ModelRunner;
 
 use crate::sampler::greedy;
 use crate::session::{EngineError, Rules, Session};
-use crate::step::pool_config;
+use crate::step::roomy_pool;
 
 /// What to score and under which treatment of KV memory.
 pub struct ScoreOptions {
@@ -58,8 +58,9 @@ pub fn score(
     let plain = Rules::default();
     let mut summary = ScoreSummary::default();
     for (window, tokens) in ids.chunks(options.context).enumerate() {
-        let pool = pool_for(runner, options, tokens.len())?;
-        let reference_pool = pool_for(runner, options, tokens.len())?;
+        let kept = options.rules.token_budget.map_or(tokens.len(), |most| most.min(tokens.len()));
+        let pool = roomy_pool(runner.spec(), options.block_size, kept)?;
+        let reference_pool = roomy_pool(runner.spec(), options.block_size, tokens.len())?;
         let mut session = Session::new(&pool, &options.rules, config(runner, tokens.len()));
         let mut reference = Session::new(
             &reference_pool,
@@ -103,24 +104,6 @@ fn config(runner: &ModelRunner, tokens: usize) -> SequenceConfig {
         trained_context: runner.spec().trained_context,
         max_tokens: Some(tokens),
     }
-}
-
-/// A pool that holds the window at f16 (or what the token budget lets it hold), so that relief never
-/// comes from demand.
-fn pool_for(
-    runner: &ModelRunner,
-    options: &ScoreOptions,
-    tokens: usize,
-) -> Result<BlockPool, EngineError> {
-    const SLACK_BLOCKS: usize = 4;
-    let kept = options.rules.token_budget.map_or(tokens, |budget| budget.min(tokens));
-    let kept = kept.next_multiple_of(options.block_size) + SLACK_BLOCKS * options.block_size;
-    let spec = runner.spec();
-    let f16_bytes = spec.bytes_per_token(reef_kv::page::PageFormat::F16, options.block_size);
-    // Half as much again covers spans that serve one size, tables and the reserve.
-    let budget_bytes = (kept as f64 * f16_bytes * 1.5) as usize + (16 << 20);
-    let config: PoolConfig = pool_config(spec, options.block_size, budget_bytes);
-    Ok(BlockPool::new(config)?)
 }
 
 fn score_row(index: usize, logits: &[f32], target: u32, expected: Option<&[f32]>) -> TokenScore {

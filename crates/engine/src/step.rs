@@ -39,6 +39,22 @@ pub fn pool_config(spec: &ModelSpec, block_size: usize, budget_bytes: usize) -> 
     PoolConfig { groups: spec.groups.iter().map(group).collect(), budget_bytes, prefault: false }
 }
 
+/// A pool that holds `tokens` tokens at f16 and the open blocks of a prefill chunk, so that relief never
+/// comes from demand: for measuring.
+///
+/// # Errors
+/// Memory that the system does not give.
+pub fn roomy_pool(
+    spec: &ModelSpec,
+    block_size: usize,
+    tokens: usize,
+) -> Result<BlockPool, ConfigError> {
+    let held = tokens.next_multiple_of(block_size) + PREFILL_CHUNK_TOKENS;
+    let bytes = spec.bytes_per_token(PageFormat::F16, block_size) * held as f64;
+    // Half as much again covers spans that serve one page size, tables and the reserve.
+    BlockPool::new(pool_config(spec, block_size, (bytes * 1.5) as usize + (16 << 20)))
+}
+
 /// A model and its KV memory.
 pub struct Engine {
     runner: ModelRunner,

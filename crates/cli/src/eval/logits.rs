@@ -6,9 +6,8 @@ use std::path::PathBuf;
 
 use anyhow::{Context as _, ensure};
 use reef_engine::session::{Rules, Session};
-use reef_engine::step::pool_config;
-use reef_kv::page::PageFormat;
-use reef_kv::{BlockPool, Fidelity, SequenceConfig};
+use reef_engine::step::roomy_pool;
+use reef_kv::{Fidelity, SequenceConfig};
 use serde_json::json;
 
 use crate::Common;
@@ -42,10 +41,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let mut runner = args.model.runner(&gguf, args.common.threads())?;
     runner.check_tokens(&ids).with_context(|| format!("--ids {}", args.ids.display()))?;
     let block_size = args.model.block_size;
-    let bytes = runner.spec().bytes_per_token(PageFormat::F16, block_size);
-    let blocks = ids.len().next_multiple_of(block_size) + 4 * block_size;
-    let budget = (blocks as f64 * bytes * 1.5) as usize + (16 << 20);
-    let pool = BlockPool::new(pool_config(runner.spec(), block_size, budget))?;
+    let pool = roomy_pool(runner.spec(), block_size, ids.len())?;
     let rules = Rules::default();
     let config = SequenceConfig {
         request: 0,
