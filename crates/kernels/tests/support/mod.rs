@@ -83,7 +83,7 @@ fn value(format: WeightFormat, b: &[u8], k: usize) -> f64 {
     // The nibble of a run of `2 * width` codes: the first half low, the second high.
     let nibble = |at: usize, k: usize, width: usize| {
         let byte = b[at + k / (2 * width) * width + k % width];
-        i32::from(if k / width % 2 == 0 { byte & 15 } else { byte >> 4 })
+        i32::from(if (k / width).is_multiple_of(2) { byte & 15 } else { byte >> 4 })
     };
     let bit = |at: usize, k: usize| i32::from(b[at + k / 8] >> (k % 8) & 1);
     match format {
