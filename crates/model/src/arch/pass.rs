@@ -12,7 +12,6 @@ use reef_kernels::page::store::{NewTokens, store_tokens};
 use reef_kernels::pool::BarrierPool;
 use reef_kernels::rows::{for_each_row, for_each_row_pair};
 use reef_kv::arena::Arena;
-use reef_kv::page::PageShape;
 
 /// Shapes that the verbs need, fixed per model.
 #[derive(Clone, Debug)]
@@ -189,7 +188,7 @@ impl<'a> Pass<'a> {
 
     fn rotate_and_store(&mut self, group: usize, index: usize) {
         let shape = &self.shape.groups[group];
-        let page_shape = page_shape(&shape.attention);
+        let page_shape = shape.attention.page();
         let heads_width = shape.attention.heads * shape.attention.head_dim;
         let kv_width = shape.attention.kv_heads * shape.attention.head_dim;
         let stride = heads_width + 2 * kv_width;
@@ -292,15 +291,6 @@ pub enum Activation {
     Silu,
     /// The tanh approximation of GELU.
     GeluTanh,
-}
-
-/// Shape of the pages that `attention` reads.
-pub fn page_shape(attention: &AttentionShape) -> PageShape {
-    PageShape {
-        kv_heads: attention.kv_heads,
-        head_dim: attention.head_dim,
-        block_size: attention.block_size,
-    }
 }
 
 fn rotate_heads(tier: Tier, rope: &Rope, head_dim: usize, heads: &mut [f32], angles: &[f32]) {
