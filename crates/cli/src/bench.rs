@@ -106,7 +106,9 @@ fn plan(args: &Args, peer: Option<&Peer>) -> Vec<Row> {
     let mut add = |kind, tokens, depth, batch, format: PageFormat| {
         let kv_format = match format {
             PageFormat::F16 => "f16",
-            PageFormat::Int8 => "q8_0",
+            PageFormat::Int4 => "q4_0",
+            // The nearest that the peer has.
+            _ => "q8_0",
         };
         let test = Test { kind, tokens, depth, batch, kv_format, flash: true };
         rows.push(Row { engine: "reef".into(), test, format, tok_s: Vec::new() });

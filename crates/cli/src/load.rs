@@ -47,12 +47,10 @@ fn parse_block_size(text: &str) -> Result<usize, String> {
 /// Reads a KV format's name; those of later versions are refused by name.
 pub fn parse_kv_format(text: &str) -> Result<PageFormat, String> {
     let found = PageFormat::ALL.into_iter().find(|format| format.name() == text);
-    let later = ["k8v4", "int4", "fp8-e4m3", "fp8-e5m2"].contains(&text);
-    match found {
-        Some(format) => Ok(format),
-        None if later => Err("this version has f16 and int8".into()),
-        None => Err("want f16 or int8".into()),
-    }
+    found.ok_or_else(|| {
+        let names = PageFormat::ALL.map(PageFormat::name);
+        format!("want one of {}", names.join(", "))
+    })
 }
 
 impl ModelArgs {

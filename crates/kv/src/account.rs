@@ -6,36 +6,37 @@ use crate::page::PageFormat;
 
 /// One value per page format.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ByFormat<T> {
-    /// For [`PageFormat::F16`].
-    pub f16: T,
-    /// For [`PageFormat::Int8`].
-    pub int8: T,
-}
+pub struct ByFormat<T>([T; PageFormat::ALL.len()]);
 
 impl<T> ByFormat<T> {
     /// Asks `value` for each format.
-    pub fn from_fn(mut value: impl FnMut(PageFormat) -> T) -> ByFormat<T> {
-        ByFormat { f16: value(PageFormat::F16), int8: value(PageFormat::Int8) }
+    pub fn from_fn(value: impl FnMut(PageFormat) -> T) -> ByFormat<T> {
+        ByFormat(PageFormat::ALL.map(value))
+    }
+
+    /// Each format with its value, most precise first.
+    pub fn iter(&self) -> impl Iterator<Item = (PageFormat, &T)> {
+        PageFormat::ALL.into_iter().zip(&self.0)
+    }
+}
+
+impl ByFormat<usize> {
+    /// Sum over all formats.
+    pub fn total(&self) -> usize {
+        self.0.iter().sum()
     }
 }
 
 impl<T> Index<PageFormat> for ByFormat<T> {
     type Output = T;
     fn index(&self, format: PageFormat) -> &T {
-        match format {
-            PageFormat::F16 => &self.f16,
-            PageFormat::Int8 => &self.int8,
-        }
+        &self.0[format as usize]
     }
 }
 
 impl<T> IndexMut<PageFormat> for ByFormat<T> {
     fn index_mut(&mut self, format: PageFormat) -> &mut T {
-        match format {
-            PageFormat::F16 => &mut self.f16,
-            PageFormat::Int8 => &mut self.int8,
-        }
+        &mut self.0[format as usize]
     }
 }
 
@@ -64,6 +65,6 @@ pub struct Accounts {
 impl Accounts {
     /// Bytes of pages held by blocks, all formats.
     pub fn used_bytes(&self) -> usize {
-        self.used.f16 + self.used.int8
+        self.used.total()
     }
 }

@@ -177,7 +177,8 @@ impl Geometry {
             .iter()
             .map(|group| ByFormat::from_fn(|format| class_index(group.shape.page_bytes(format))))
             .collect();
-        let mut lossy: Vec<usize> = class_of.iter().map(|classes| classes.int8).collect();
+        let mut lossy: Vec<usize> =
+            class_of.iter().map(|classes| classes[PageFormat::Int8]).collect();
         lossy.sort_unstable();
         lossy.dedup();
         let span_bytes = span::choose_span_bytes(&class_bytes, config.budget_bytes);

@@ -295,7 +295,7 @@ mod tests {
 
     #[test]
     fn each_kind_of_damage_is_named() {
-        let lost = broken_by(|state, _| state.used.f16 -= 64);
+        let lost = broken_by(|state, _| state.used[PageFormat::F16] -= 64);
         assert_eq!(lost, ["bytes-balance", "used-is-held"]);
         let twice = broken_by(|state, _| state.blocks[1].pages[0] = state.blocks[0].pages[0]);
         assert_eq!(twice, ["page-once", "view-is-table"]);

@@ -11,7 +11,7 @@ pub enum Fidelity {
     Exact,
     /// Pages down to 8 bits a value.
     Int8,
-    /// Pages down to 4 bits a value (until 4-bit pages exist it stops at 8).
+    /// Pages down to 4 bits a value.
     Int4,
     /// Blocks may be dropped.
     Evict,
@@ -39,15 +39,21 @@ impl Fidelity {
 
     /// Whether a page of this request may be in `format`.
     pub fn permits_format(self, format: PageFormat) -> bool {
-        match format {
-            PageFormat::F16 => true,
-            PageFormat::Int8 => self.permits(Rung::Int8),
-        }
+        let strictest = match format {
+            PageFormat::F16 => Fidelity::Exact,
+            PageFormat::Int8 | PageFormat::Fp8E4M3 | PageFormat::Fp8E5M2 => Fidelity::Int8,
+            PageFormat::K8V4 | PageFormat::Int4 => Fidelity::Int4,
+        };
+        self >= strictest
     }
 
     /// The smallest format that a sealed block may reach.
     pub fn floor(self) -> PageFormat {
-        if self.permits(Rung::Int8) { PageFormat::Int8 } else { PageFormat::F16 }
+        match self {
+            Fidelity::Exact => PageFormat::F16,
+            Fidelity::Int8 => PageFormat::Int8,
+            Fidelity::Int4 | Fidelity::Evict => PageFormat::Int4,
+        }
     }
 }
 
@@ -67,19 +73,28 @@ impl FromStr for Fidelity {
 }
 
 /// One kind of relief.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Rung {
-    /// Sealed f16 blocks re-encoded to 8 bits a value.
+    /// Sealed blocks re-encoded to 8 bits a value.
     Int8,
-    /// Blocks dropped, all layers of every full-attention group.
+    /// Sealed blocks re-encoded to 8 bits for K and 4 for V.
+    K8V4,
+    /// Sealed blocks re-encoded to 4 bits a value.
+    Int4,
+    /// Blocks dropped.
     Evict,
 }
 
 impl Rung {
-    /// The name in the ledger and in JSON.
+    /// Every rung, in the order in which a ladder is climbed down.
+    pub const ALL: [Rung; 4] = [Rung::Int8, Rung::K8V4, Rung::Int4, Rung::Evict];
+
+    /// The name in the ledger, in JSON and in `--ladder`.
     pub fn name(self) -> &'static str {
         match self {
             Rung::Int8 => "int8",
+            Rung::K8V4 => "k8v4",
+            Rung::Int4 => "int4",
             Rung::Evict => "evict",
         }
     }
@@ -88,15 +103,29 @@ impl Rung {
     pub fn requires(self) -> Fidelity {
         match self {
             Rung::Int8 => Fidelity::Int8,
+            Rung::K8V4 | Rung::Int4 => Fidelity::Int4,
             Rung::Evict => Fidelity::Evict,
         }
     }
 
-    /// The rung that brings a block to `format`; `None` for f16, which no relief leads to.
+    /// The format that the rung brings blocks to; `None` where it drops them.
+    pub fn format(self) -> Option<PageFormat> {
+        match self {
+            Rung::Int8 => Some(PageFormat::Int8),
+            Rung::K8V4 => Some(PageFormat::K8V4),
+            Rung::Int4 => Some(PageFormat::Int4),
+            Rung::Evict => None,
+        }
+    }
+
+    /// The rung that a re-encode to `format` counts as; `None` for f16, which no relief leads to. FP8
+    /// has no rung of its own: it is 8 bits, asked for by `--kv-format`.
     pub fn to_format(format: PageFormat) -> Option<Rung> {
         match format {
             PageFormat::F16 => None,
-            PageFormat::Int8 => Some(Rung::Int8),
+            PageFormat::Int8 | PageFormat::Fp8E4M3 | PageFormat::Fp8E5M2 => Some(Rung::Int8),
+            PageFormat::K8V4 => Some(Rung::K8V4),
+            PageFormat::Int4 => Some(Rung::Int4),
         }
     }
 }
@@ -109,7 +138,7 @@ mod tests {
     fn contracts_are_ordered_and_parse_their_names() {
         for pair in Fidelity::ALL.windows(2) {
             assert!(pair[0] < pair[1]);
-            for rung in [Rung::Int8, Rung::Evict] {
+            for rung in Rung::ALL {
                 assert!(!pair[0].permits(rung) || pair[1].permits(rung));
             }
         }

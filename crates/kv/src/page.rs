@@ -16,26 +16,118 @@ pub const KEY_GROUP_MAX: usize = 32;
 /// Alignment of pages in the arena and of parts in a page, in bytes; also the unit of `PageRef::offset`.
 pub const PAGE_ALIGN: usize = 64;
 
+/// How the numbers of K, or of V, are stored in a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum PartFormat {
+    /// IEEE half precision.
+    F16,
+    /// Asymmetric 8-bit codes, `value = min + scale * code`.
+    U8,
+    /// Asymmetric 4-bit codes on the 8-bit grid, `value = min + 17 * scale * code`, with the scale and
+    /// minimum of the 8-bit codes (so that 8 bits to 4 needs no float; decision 0007). Sixteen values
+    /// (in the order of the 8-bit codes) are a vector; vectors `2i` and `2i + 1` share sixteen bytes,
+    /// the first in the low nibbles, the second in the high ones.
+    U4,
+    /// 8-bit floats of OCP "FP8" E4M3FN (no infinity, largest 448), `value = scale * code`.
+    E4M3,
+    /// 8-bit floats of OCP "FP8" E5M2 (largest finite 57,344), `value = scale * code`.
+    E5M2,
+}
+
+/// What goes with the codes of a part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scaling {
+    /// Nothing.
+    None,
+    /// f16 scale and minimum: of K per channel and key group, of V per token and value group.
+    Grouped,
+    /// One f32 scale for the whole part of a head.
+    Whole,
+}
+
+impl PartFormat {
+    /// Bits of a value, scales apart.
+    pub fn bits(self) -> usize {
+        match self {
+            PartFormat::F16 => 16,
+            PartFormat::U8 | PartFormat::E4M3 | PartFormat::E5M2 => 8,
+            PartFormat::U4 => 4,
+        }
+    }
+
+    /// What goes with the codes.
+    pub fn scaling(self) -> Scaling {
+        match self {
+            PartFormat::F16 => Scaling::None,
+            PartFormat::U8 | PartFormat::U4 => Scaling::Grouped,
+            PartFormat::E4M3 | PartFormat::E5M2 => Scaling::Whole,
+        }
+    }
+}
+
 /// How the numbers of a page are stored. Ordered by fidelity: a smaller value is more precise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum PageFormat {
     /// IEEE half precision, 16 bits a value.
     F16,
-    /// Asymmetric 8-bit codes, `value = min + scale * code`; 9 bits a value with scales. K per channel
-    /// over a key group, V per token over `VALUE_GROUP` channels.
+    /// 8-bit codes for K and V; 9 bits a value with scales.
     Int8,
+    /// FP8 E4M3FN with one scale for K and one for V of a head; 8 bits a value.
+    Fp8E4M3,
+    /// FP8 E5M2, the same.
+    Fp8E5M2,
+    /// 8-bit codes for K, 4-bit codes for V; 7 bits a value with scales.
+    K8V4,
+    /// 4-bit codes for K and V; 5 bits a value with scales.
+    Int4,
 }
 
 impl PageFormat {
     /// Every format that exists, most precise first.
-    pub const ALL: [PageFormat; 2] = [PageFormat::F16, PageFormat::Int8];
+    pub const ALL: [PageFormat; 6] = [
+        PageFormat::F16,
+        PageFormat::Int8,
+        PageFormat::Fp8E4M3,
+        PageFormat::Fp8E5M2,
+        PageFormat::K8V4,
+        PageFormat::Int4,
+    ];
 
     /// The name used on the command line and in JSON.
     pub fn name(self) -> &'static str {
         match self {
             PageFormat::F16 => "f16",
             PageFormat::Int8 => "int8",
+            PageFormat::Fp8E4M3 => "fp8-e4m3",
+            PageFormat::Fp8E5M2 => "fp8-e5m2",
+            PageFormat::K8V4 => "k8v4",
+            PageFormat::Int4 => "int4",
         }
+    }
+
+    /// How K is stored.
+    pub fn keys(self) -> PartFormat {
+        match self {
+            PageFormat::F16 => PartFormat::F16,
+            PageFormat::Int8 | PageFormat::K8V4 => PartFormat::U8,
+            PageFormat::Fp8E4M3 => PartFormat::E4M3,
+            PageFormat::Fp8E5M2 => PartFormat::E5M2,
+            PageFormat::Int4 => PartFormat::U4,
+        }
+    }
+
+    /// How V is stored.
+    pub fn values(self) -> PartFormat {
+        match self {
+            PageFormat::K8V4 => PartFormat::U4,
+            other => other.keys(),
+        }
+    }
+
+    /// Whether a page may be re-encoded from this format to `target`: one that is strictly less
+    /// precise and smaller. f16 goes to all; int8 and fp8 go to K8V4 and int4; K8V4 goes to int4.
+    pub fn can_become(self, target: PageFormat) -> bool {
+        self < target && (self == PageFormat::F16 || target >= PageFormat::K8V4)
     }
 }
 
@@ -50,21 +142,21 @@ pub struct PageShape {
     pub block_size: usize,
 }
 
-/// Byte offsets of the parts of one KV head, from the start of the page. Scale parts are empty
-/// (equal offsets) in `F16`. Scales and minima are f16.
+/// Byte offsets of the parts of one KV head, from the start of the page. Parts that a format does not
+/// have are empty (the offset of the next part).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeadLayout {
     /// K values or codes, `[groups][head_dim][G]`.
     pub k: usize,
     /// V values or codes, `[block_size][head_dim]`.
     pub v: usize,
-    /// K scales, `[groups][head_dim]`.
+    /// K scales: f16 `[groups][head_dim]` ([`Scaling::Grouped`]) or one f32 ([`Scaling::Whole`]).
     pub k_scale: usize,
-    /// K minima, `[groups][head_dim]`.
+    /// K minima, f16 `[groups][head_dim]`.
     pub k_min: usize,
-    /// V scales, `[block_size][value_groups]`.
+    /// V scales: f16 `[block_size][value_groups]` or one f32, right after K's.
     pub v_scale: usize,
-    /// V minima, `[block_size][value_groups]`.
+    /// V minima, f16 `[block_size][value_groups]`.
     pub v_min: usize,
     /// First byte after this head.
     pub end: usize,
@@ -97,19 +189,24 @@ impl PageShape {
 
     fn head_from(&self, format: PageFormat, start: usize) -> HeadLayout {
         let values = self.block_size * self.head_dim;
-        let (code_bytes, lossy) = match format {
-            PageFormat::F16 => (2 * values, 0),
-            PageFormat::Int8 => (values, 1),
-        };
-        let k_scales = lossy * 2 * self.key_groups() * self.head_dim;
-        let v_scales = lossy * 2 * self.block_size * self.value_groups();
+        let code_bytes = |part: PartFormat| align_up(values * part.bits() / 8);
+        let (keys, of_values) = (format.keys(), format.values());
         let k = start;
-        let v = k + align_up(code_bytes);
-        let k_scale = v + align_up(code_bytes);
-        let k_min = k_scale + align_up(k_scales);
-        let v_scale = k_min + align_up(k_scales);
-        let v_min = v_scale + align_up(v_scales);
-        HeadLayout { k, v, k_scale, k_min, v_scale, v_min, end: v_min + align_up(v_scales) }
+        let v = k + code_bytes(keys);
+        let k_scale = v + code_bytes(of_values);
+        if keys.scaling() != Scaling::Grouped {
+            // Two f32 scales side by side, or nothing.
+            let whole = usize::from(keys.scaling() == Scaling::Whole);
+            let end = k_scale + whole * PAGE_ALIGN;
+            let v_scale = k_scale + whole * size_of::<f32>();
+            return HeadLayout { k, v, k_scale, k_min: end, v_scale, v_min: end, end };
+        }
+        let k_bytes = align_up(2 * self.key_groups() * self.head_dim);
+        let v_bytes = align_up(2 * self.block_size * self.value_groups());
+        let k_min = k_scale + k_bytes;
+        let v_scale = k_min + k_bytes;
+        let v_min = v_scale + v_bytes;
+        HeadLayout { k, v, k_scale, k_min, v_scale, v_min, end: v_min + v_bytes }
     }
 
     /// Bytes of a page in `format`, scales included.
@@ -163,10 +260,12 @@ mod tests {
     const SMOLLM2: PageShape = PageShape { kv_heads: 3, head_dim: 64, block_size: 32 };
 
     #[test]
-    fn sizes_are_sixteen_and_nine_bits_a_value() {
+    fn sizes_follow_from_bits_and_scales() {
         let values = 2 * 3 * 64 * 32;
-        assert_eq!(SMOLLM2.page_bytes(PageFormat::F16), values * 2);
-        assert_eq!(SMOLLM2.page_bytes(PageFormat::Int8), values * 9 / 8);
+        let bits = |format| SMOLLM2.page_bytes(format) * 8 / values;
+        assert_eq!(PageFormat::ALL.map(bits), [16, 9, 8, 8, 7, 5]);
+        // One cache line of scales a head.
+        assert_eq!(SMOLLM2.page_bytes(PageFormat::Fp8E4M3), values + 3 * 64);
     }
 
     #[test]
@@ -177,13 +276,25 @@ mod tests {
                 for format in PageFormat::ALL {
                     let a = shape.head(format, 0);
                     let b = shape.head(format, 1);
-                    let parts = [a.k, a.v, a.k_scale, a.k_min, a.v_scale, a.v_min, a.end];
-                    assert!(parts.windows(2).all(|w| w[0] <= w[1]));
-                    assert!(parts.iter().all(|p| p % PAGE_ALIGN == 0));
+                    assert!(a.k < a.v && a.v < a.k_scale.max(a.end));
+                    assert!(a.k_scale <= a.v_scale && a.k_min <= a.end && a.v_min <= a.end);
+                    let aligned = [a.k, a.v, a.k_scale, a.k_min, a.v_min, a.end];
+                    assert!(aligned.iter().all(|part| part % PAGE_ALIGN == 0));
                     assert_eq!(b.k, a.end);
                     assert_eq!(b.v - b.k, a.v - a.k);
                 }
             }
+        }
+    }
+
+    #[test]
+    fn precision_only_falls() {
+        for from in PageFormat::ALL {
+            for to in PageFormat::ALL {
+                let smaller = SMOLLM2.page_bytes(to) < SMOLLM2.page_bytes(from);
+                assert!(!from.can_become(to) || (smaller && from < to));
+            }
+            assert_eq!(from.can_become(PageFormat::Int4), from != PageFormat::Int4);
         }
     }
 }

@@ -207,7 +207,7 @@ impl Shared {
         for (group, &count) in blocks.iter().enumerate() {
             taken.push((0..count).map(|_| self.take_block(&mut state, group)).collect());
         }
-        state.peak_bytes = state.peak_bytes.max(state.used.f16 + state.used.int8);
+        state.peak_bytes = state.peak_bytes.max(state.used.total());
         Ok(taken)
     }
 
@@ -216,7 +216,7 @@ impl Shared {
             state.blocks.push(BlockRecord::default());
             state.blocks.len() as u32 - 1
         });
-        let class = self.geometry.class_of[group].f16;
+        let class = self.geometry.class_of[group][PageFormat::F16];
         let layers = self.config.groups[group].layers;
         let keep_empty = self.geometry.reserve_spans;
         let mut pages = Vec::with_capacity(layers);
@@ -227,7 +227,7 @@ impl Shared {
             let place = place.expect("a page that was counted as free");
             pages.push(Page { offset: self.page_offset(state, place), format: PageFormat::F16 });
         }
-        state.used.f16 += layers * self.geometry.class_bytes[class];
+        state.used[PageFormat::F16] += layers * self.geometry.class_bytes[class];
         let record = &mut state.blocks[index as usize];
         record.group = group as u16;
         record.owners = 1;
@@ -327,7 +327,8 @@ impl Shared {
     pub(crate) fn demand_pages(&self, blocks: &[usize]) -> Vec<usize> {
         let mut pages = vec![0; self.geometry.class_bytes.len()];
         for (group, &count) in blocks.iter().enumerate() {
-            pages[self.geometry.class_of[group].f16] += count * self.config.groups[group].layers;
+            pages[self.geometry.class_of[group][PageFormat::F16]] +=
+                count * self.config.groups[group].layers;
         }
         pages
     }

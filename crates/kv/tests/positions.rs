@@ -92,7 +92,7 @@ fn positions_are_original_within_the_trained_context_and_relative_past_it() {
     check(&pool, &[&sequence]);
     // 192 tokens, 80 dropped in one layer of six.
     assert_eq!(sequence.usage().dropped_tokens, 80.0 / 6.0);
-    assert_eq!(sequence.usage().tokens_by_format.f16, 112.0);
+    assert_eq!(sequence.usage().tokens_by_format[PageFormat::F16], 112.0);
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use std::ops::ControlFlow;
 
 use reef_engine::{Event, FinishReason, Generation};
+use reef_kv::page::PageFormat;
 use reef_kv::{BlockPool, Fidelity, Rung, check_invariants};
 use reef_model::runner::{Activations, ModelRunner, RunnerOptions};
 
@@ -56,7 +57,7 @@ fn watched(
             Event::Step { used, .. } => {
                 assert_eq!(check_invariants(&pool, &[]), []);
                 assert_eq!(used, pool.accounts().used);
-                assert!(used.f16 + used.int8 <= budget_bytes);
+                assert!(used[PageFormat::F16] + used[PageFormat::Int8] <= budget_bytes);
             }
             _ => {}
         }

@@ -140,7 +140,7 @@ impl Group<'_> {
                 let stored = self.stored(self.at.v, (first + token) * self.head_dim + channel);
                 let weight = match self.format {
                     PageFormat::F16 => *weight,
-                    PageFormat::Int8 => weight * part(token, channel, self.at.v_scale),
+                    _ => weight * part(token, channel, self.at.v_scale),
                 };
                 split.values[channel] = weight.mul_add(stored, split.values[channel]);
             }
@@ -159,7 +159,7 @@ impl Group<'_> {
     fn stored(&self, part: usize, index: usize) -> f32 {
         match self.format {
             PageFormat::F16 => half_at(self.page, part + 2 * index),
-            PageFormat::Int8 => f32::from(self.page[part + index]),
+            _ => f32::from(self.page[part + index]),
         }
     }
 }

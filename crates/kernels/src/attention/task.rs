@@ -377,7 +377,7 @@ impl Batch<'_> {
             }
             let kernels = match page.format {
                 PageFormat::F16 => &self.kernels.half,
-                PageFormat::Int8 => &self.kernels.code,
+                _ => &self.kernels.code,
             };
             let bench = Bench {
                 folded: own.folded.pointer(),
@@ -404,7 +404,7 @@ impl Batch<'_> {
         let at = self.page.head(page.format, kv_head);
         let value_bytes = match page.format {
             PageFormat::F16 => 2,
-            PageFormat::Int8 => 1,
+            _ => 1,
         };
         let skip = group * self.page.key_group() * self.shape.head_dim * value_bytes;
         let bytes = &self.arena[page.byte_offset()..];

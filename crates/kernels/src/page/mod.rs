@@ -198,7 +198,7 @@ fn value(
 ) -> f32 {
     match format {
         PageFormat::F16 => scalar::half_at(page, part + 2 * index),
-        PageFormat::Int8 => {
+        _ => {
             let scale = scalar::half_at(page, scales + 2 * row);
             let min = scalar::half_at(page, minima + 2 * row);
             f32::from(page[part + index]).mul_add(scale, min)
