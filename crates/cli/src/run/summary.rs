@@ -1,9 +1,11 @@
 //! What the KV memory went through, on one screen.
 
+use std::collections::BTreeSet;
+
 use reef_kv::page::PageFormat;
 use reef_kv::{LedgerEntry, Rung};
 
-use super::stream::Streamed;
+use super::stream::{Sample, Streamed};
 use super::{timeline, usage};
 use crate::sizes::display;
 
@@ -41,33 +43,46 @@ pub fn text(streamed: &Streamed) -> String {
             lines.push(format!("{label:>10} |{row}"));
         }
         let tokens = streamed.memory.last().map_or(0, |sample| sample.tokens);
-        lines.push(format!("{:>10}  # f16  o int8, from the first token to token {tokens}", ""));
+        let marks =
+            formats_seen(&streamed.memory).map(|f| format!("{} {}", timeline::mark(f), f.name()));
+        let marks = marks.collect::<Vec<_>>().join("  ");
+        lines.push(format!("{:>10}  {marks}; from the first token to token {tokens}", ""));
     }
     lines.extend(rungs(&kv.relief));
-    lines.push(format!(
-        "held at the end: {:.0} tokens in f16, {:.0} in int8; {:.0} dropped",
-        kv.tokens_by_format[PageFormat::F16],
-        kv.tokens_by_format[PageFormat::Int8],
-        kv.dropped_tokens,
-    ));
+    let held = kv.tokens_by_format.iter().filter(|(_, tokens)| **tokens > 0.0);
+    let held: Vec<String> =
+        held.map(|(format, tokens)| format!("{tokens:.0} in {}", format.name())).collect();
+    let held = held.join(", ");
+    lines.push(format!("tokens held at the end: {held}; {:.0} dropped", kv.dropped_tokens));
     lines.join("\n")
 }
 
-/// One line per rung used: what, when, what it bought.
+/// Formats that ever held bytes, most precise first.
+fn formats_seen(memory: &[Sample]) -> impl Iterator<Item = PageFormat> {
+    let seen = |format: &PageFormat| memory.iter().any(|sample| sample.used[*format] > 0);
+    PageFormat::ALL.into_iter().filter(seen)
+}
+
+/// One line per rung used: what, when, what it bought, what it costs.
 fn rungs(relief: &[LedgerEntry]) -> Vec<String> {
     let line = |(rung, verb): (Rung, &str)| {
         let entries: Vec<&LedgerEntry> = relief.iter().filter(|entry| entry.rung == rung).collect();
         let (first, last) = (entries.first()?, entries.last()?);
         let blocks: usize = entries.iter().map(|entry| entry.blocks).sum();
         let bytes: usize = entries.iter().map(|entry| entry.bytes).sum();
+        let steps = entries.iter().map(|entry| entry.step).collect::<BTreeSet<_>>().len();
         Some(format!(
-            "{blocks} blocks {verb} in {} steps ({} to {}), which gave {} back",
-            entries.len(),
+            "{blocks} blocks {verb} in {steps} steps ({} to {}), which gave {} back",
             first.step,
             last.step,
             display(bytes as u64),
         ))
     };
-    let verbs = [(Rung::Int8, "shrunk to int8"), (Rung::Evict, "dropped")];
+    let verbs = [
+        (Rung::Int8, "shrunk to 8 bits"),
+        (Rung::K8V4, "shrunk to k8v4"),
+        (Rung::Int4, "shrunk to int4"),
+        (Rung::Evict, "dropped"),
+    ];
     verbs.into_iter().filter_map(line).collect()
 }

@@ -6,9 +6,6 @@ use serde_json::{Map, Value, json};
 
 use super::stream::Streamed;
 
-/// Every KV format that the document names, those of later versions included (always 0).
-const FORMATS: [&str; 6] = ["f16", "int8", "k8v4", "int4", "fp8-e4m3", "fp8-e5m2"];
-
 /// The document.
 pub fn document(streamed: &Streamed) -> Value {
     let generation = &streamed.generation;
@@ -50,13 +47,8 @@ pub fn rate(tokens: f64, time: std::time::Duration) -> f64 {
 }
 
 fn tokens_by_format(tokens: &ByFormat<f64>) -> Value {
-    let held = |name: &str| {
-        let format = PageFormat::ALL.into_iter().find(|format| format.name() == name);
-        number(format.map_or(0.0, |format| tokens[format]))
-    };
-    let fields: Map<String, Value> =
-        FORMATS.map(|name| (name.to_string(), held(name))).into_iter().collect();
-    Value::Object(fields)
+    let field = |(format, tokens): (PageFormat, &f64)| (format.name().to_string(), number(*tokens));
+    Value::Object(tokens.iter().map(field).collect::<Map<String, Value>>())
 }
 
 /// Whole numbers as integers: most counts are.
