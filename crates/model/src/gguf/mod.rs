@@ -95,6 +95,13 @@ impl Gguf {
         self.bytes.as_slice().len()
     }
 
+    /// The bytes before the first tensor's data: header, metadata and tensor table. With the file's
+    /// size they tell a model from others without reading its weights.
+    pub fn preamble(&self) -> &[u8] {
+        let end = self.tensors().map(|tensor| tensor.offset).min();
+        &self.bytes.as_slice()[..end.unwrap_or(self.file_size())]
+    }
+
     /// The architecture's name (`general.architecture`), such as `llama`.
     pub fn architecture(&self) -> Result<&str, GgufError> {
         self.str("general.architecture")

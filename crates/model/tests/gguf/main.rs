@@ -23,6 +23,8 @@ fn the_header_is_read() {
     assert_eq!(file.metadata().len(), 16);
     let first = file.metadata().next().unwrap();
     assert_eq!(first, ("general.architecture", Value::Str("llama")));
+    let first_data = file.tensors().map(|tensor| tensor.offset).min().unwrap();
+    assert_eq!(file.preamble(), &Builder::valid().bytes()[..first_data]);
     let mut older = Builder::valid();
     older.version = 2;
     assert_eq!(Gguf::from_bytes(older.bytes()).unwrap().version(), 2);
