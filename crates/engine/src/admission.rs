@@ -107,7 +107,7 @@ fn too_large(
     max_tokens: usize,
     capacity: usize,
 ) -> Refusal {
-    let floor: PageFormat = contract.floor();
+    let floor: PageFormat = pool.config().floor(contract);
     let next = match contract {
         Fidelity::Exact => "`int8`",
         _ => "`evict`",

@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 
 use reef_kv::page::PageFormat;
-use reef_kv::{BlockPool, ConfigError, GroupConfig, PoolConfig, SequenceConfig};
+use reef_kv::{BlockPool, ConfigError, GroupConfig, Ladder, PoolConfig, SequenceConfig};
 use reef_model::runner::ModelRunner;
 use reef_model::spec::ModelSpec;
 
@@ -35,8 +35,10 @@ pub fn pool_config(spec: &ModelSpec, block_size: usize, budget_bytes: usize) -> 
         layers: group.layers.len(),
         shape,
         window: group.window,
+        pinned: Vec::new(),
     };
-    PoolConfig { groups: spec.groups.iter().map(group).collect(), budget_bytes, prefault: false }
+    let groups = spec.groups.iter().map(group).collect();
+    PoolConfig { groups, budget_bytes, prefault: false, ladder: Ladder::default() }
 }
 
 /// A pool that holds `tokens` tokens at f16 and the open blocks of a prefill chunk, so that relief never

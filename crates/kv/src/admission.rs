@@ -2,7 +2,7 @@
 //! messages and for the start-up checks; nothing here looks at what the pool holds now.
 
 use crate::config::{Geometry, GroupConfig, PoolConfig, TAIL_TOKENS};
-use crate::ladder::Fidelity;
+use crate::ladder::{Fidelity, Rung};
 use crate::page::PageFormat;
 use crate::pool::BlockPool;
 
@@ -93,7 +93,7 @@ pub fn minimum_budget_bytes(config: &PoolConfig, contract: Fidelity) -> usize {
     let needs: Vec<GroupNeed> = config.groups.iter().map(need).collect();
     let minimum_at = |budget_bytes: usize| {
         let geometry = Geometry::new(&PoolConfig { budget_bytes, ..config.clone() });
-        let spans = spans_for(config, &geometry, &needs, contract.floor());
+        let spans = spans_for(config, &geometry, &needs, config.floor(contract));
         spans * (geometry.span_bytes + geometry.table_bytes_per_span)
     };
     // The budget decides how spans are cut, and that decides the minimum: look for a budget that
@@ -160,7 +160,7 @@ impl BlockPool {
     /// Most tokens a request of `contract` may hold, alone; `None` where blocks may be dropped or every
     /// group has a window: then only the trained context and the caller's patience limit it.
     pub fn token_limit(&self, contract: Fidelity) -> Option<usize> {
-        let unlimited = contract.permits(crate::ladder::Rung::Evict);
-        if unlimited { None } else { self.capacity_tokens(contract.floor()) }
+        let unlimited = self.config().ladder.permits(contract, Rung::Evict);
+        if unlimited { None } else { self.capacity_tokens(self.config().floor(contract)) }
     }
 }

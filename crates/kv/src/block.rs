@@ -67,15 +67,16 @@ impl Drop for BlockGuard {
 mod tests {
     use crate::page::PageShape;
     use crate::{
-        BlockPool, Demand, Fidelity, GroupConfig, PoolConfig, Sequence, SequenceConfig,
+        BlockPool, Demand, Fidelity, GroupConfig, Ladder, PoolConfig, Sequence, SequenceConfig,
         check_invariants, plan_format_at_seal, plan_relief, policy,
     };
 
     #[test]
     fn a_shared_block_outlives_its_sequence_and_does_not_give_way() {
         let shape = PageShape { kv_heads: 1, head_dim: 16, block_size: 16 };
-        let groups = vec![GroupConfig { layers: 2, shape, window: None }];
-        let config = PoolConfig { groups, budget_bytes: 1 << 20, prefault: false };
+        let groups = vec![GroupConfig { layers: 2, shape, window: None, pinned: vec![] }];
+        let ladder = Ladder::default();
+        let config = PoolConfig { groups, budget_bytes: 1 << 20, prefault: false, ladder };
         let pool = BlockPool::new(config).unwrap();
         let config = SequenceConfig {
             request: 0,

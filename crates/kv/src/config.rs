@@ -1,6 +1,7 @@
 //! What a pool is made for: the KV groups of a model, its budget, its protected tokens.
 
 use crate::account::ByFormat;
+use crate::ladder::{Fidelity, Ladder};
 use crate::page::{PAGE_ALIGN, PageFormat, PageShape};
 use crate::span;
 
@@ -8,7 +9,7 @@ use crate::span;
 pub const TAIL_TOKENS: usize = 128;
 
 /// Layers that cache alike.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GroupConfig {
     /// Layers of the group; at least 1.
     pub layers: usize,
@@ -16,6 +17,8 @@ pub struct GroupConfig {
     pub shape: PageShape,
     /// `Some(w)`: a query at position `p` attends positions `> p - w`. `None`: full attention.
     pub window: Option<usize>,
+    /// Layers of the group (index in the group, each once) whose pages stay f16 whatever happens.
+    pub pinned: Vec<usize>,
 }
 
 impl GroupConfig {
@@ -26,7 +29,7 @@ impl GroupConfig {
 }
 
 /// What a pool is made for.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct PoolConfig {
     /// KV groups in the model's order; all have the same block size.
     pub groups: Vec<GroupConfig>,
@@ -34,9 +37,17 @@ pub struct PoolConfig {
     pub budget_bytes: usize,
     /// Commit the memory at start instead of at first touch.
     pub prefault: bool,
+    /// What gives way, in what order.
+    pub ladder: Ladder,
 }
 
 impl PoolConfig {
+    /// The smallest format that a sealed block of `contract` may reach: what the enabled rungs, the
+    /// contract and the model's keys allow.
+    pub fn floor(&self, contract: Fidelity) -> PageFormat {
+        self.ladder.floor(contract)
+    }
+
     /// Tokens of a block.
     pub fn block_size(&self) -> usize {
         self.groups.first().map_or(32, |group| group.shape.block_size)

@@ -267,13 +267,14 @@ fn fence(world: &World<'_>) -> Result<(), String> {
 mod tests {
     use super::*;
     use crate::page::PageShape;
-    use crate::{Fidelity, GroupConfig, PoolConfig, SequenceConfig};
+    use crate::{Fidelity, GroupConfig, Ladder, PoolConfig, SequenceConfig};
 
     /// What is broken after `breaks` has been done to a sound pool with one exact sequence.
     fn broken_by(breaks: impl FnOnce(&mut State, &mut Sequence)) -> Vec<&'static str> {
         let shape = PageShape { kv_heads: 1, head_dim: 16, block_size: 16 };
-        let groups = vec![GroupConfig { layers: 2, shape, window: None }];
-        let config = PoolConfig { groups, budget_bytes: 1 << 20, prefault: false };
+        let groups = vec![GroupConfig { layers: 2, shape, window: None, pinned: vec![] }];
+        let ladder = Ladder::default();
+        let config = PoolConfig { groups, budget_bytes: 1 << 20, prefault: false, ladder };
         let pool = BlockPool::new(config).unwrap();
         let config = SequenceConfig {
             request: 0,

@@ -42,8 +42,9 @@ pub struct LedgerEntry {
     pub bytes: usize,
     /// Why.
     pub reason: Reason,
-    /// Expected rise of NLL per later token. `None`: no table measured by `eval` exists yet.
-    pub harm: Option<f64>,
+    /// Expected rise of the negative log-likelihood in nats per later token, by the pool's
+    /// [`HarmTable`](crate::HarmTable).
+    pub harm: f64,
 }
 
 /// The entries of one request, oldest first.
@@ -62,6 +63,7 @@ impl Ledger {
             Some(last) => {
                 last.blocks += entry.blocks;
                 last.bytes += entry.bytes;
+                last.harm += entry.harm;
             }
             None => self.entries.push(entry),
         }
@@ -91,7 +93,7 @@ mod tests {
             blocks: 1,
             bytes: 100,
             reason: Reason::Demand,
-            harm: None,
+            harm: 0.25,
         };
         let mut ledger = Ledger::default();
         for (step, rung) in [(1, Rung::Int8), (1, Rung::Evict), (1, Rung::Int8), (2, Rung::Int8)] {
@@ -100,6 +102,7 @@ mod tests {
         assert_eq!(ledger.entries().len(), 3);
         assert_eq!(ledger.entries()[0].blocks, 2);
         assert_eq!(ledger.entries()[0].bytes, 200);
+        assert_eq!(ledger.entries()[0].harm, 0.5);
         assert_eq!(ledger.blocks(Rung::Int8), 3);
     }
 }

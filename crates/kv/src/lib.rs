@@ -21,9 +21,10 @@
 //!
 //! let shape = PageShape { kv_heads: 3, head_dim: 64, block_size: 32 };
 //! let pool = BlockPool::new(PoolConfig {
-//!     groups: vec![GroupConfig { layers: 30, shape, window: None }],
+//!     groups: vec![GroupConfig { layers: 30, shape, window: None, pinned: vec![] }],
 //!     budget_bytes: 24 << 20,
 //!     prefault: false,
+//!     ladder: Ladder::default(),
 //! })?;
 //! assert!(pool.fits_at_f16(1024, 1) && !pool.fits_at_f16(2000, 1));
 //! let mut sequence = Sequence::new(&pool, SequenceConfig {
@@ -66,6 +67,7 @@ pub mod admission;
 pub mod arena;
 pub mod block;
 pub mod config;
+pub mod harm;
 pub mod invariant;
 pub mod ladder;
 pub mod ledger;
@@ -79,8 +81,9 @@ pub mod table;
 pub use account::{Accounts, ByFormat};
 pub use admission::minimum_budget_bytes;
 pub use config::{ConfigError, GroupConfig, PoolConfig, TAIL_TOKENS};
+pub use harm::HarmTable;
 pub use invariant::check_invariants;
-pub use ladder::{Fidelity, Rung};
+pub use ladder::{Fidelity, Ladder, LadderError, Rung};
 pub use ledger::{LedgerEntry, Reason};
 pub use pool::{BlockPool, Shortage, StepFence};
 pub use relief::{

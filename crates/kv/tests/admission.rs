@@ -11,8 +11,13 @@ use world::*;
 /// Gemma 3 270M: 15 window layers of 512, 3 full layers.
 fn gemma3(budget_bytes: usize) -> PoolConfig {
     let shape = PageShape { kv_heads: 1, head_dim: 256, block_size: 32 };
-    let group = |layers, window| GroupConfig { layers, shape, window };
-    PoolConfig { groups: vec![group(15, Some(512)), group(3, None)], budget_bytes, prefault: false }
+    let group = |layers, window| GroupConfig { layers, shape, window, pinned: vec![] };
+    PoolConfig {
+        groups: vec![group(15, Some(512)), group(3, None)],
+        budget_bytes,
+        prefault: false,
+        ladder: Ladder::default(),
+    }
 }
 
 #[test]
@@ -103,13 +108,13 @@ proptest! {
         let contract = Fidelity::ALL[contract];
         let (kv_heads, head_dim, block_size) = (shape.0, shape.1 * 16, 16 << shape.2);
         let shape = PageShape { kv_heads, head_dim, block_size };
-        let groups = layers.iter().map(|&(layers, window)| GroupConfig { layers, shape, window });
-        let config = PoolConfig { groups: groups.collect(), budget_bytes: 0, prefault: false };
+        let groups = layers.iter().map(|&(layers, window)| GroupConfig { layers, shape, window, pinned: vec![] });
+        let config = PoolConfig { groups: groups.collect(), budget_bytes: 0, prefault: false, ladder: Ladder::default() };
         let minimum = minimum_budget_bytes(&config, contract);
         let pool = BlockPool::new(PoolConfig { budget_bytes: minimum * (2 + spare) / 2, ..config }).unwrap();
         let limit = pool.token_limit(contract).unwrap_or(1500).min(1500);
         prop_assert!(limit > block_size);
-        let promised = |&tokens: &usize| pool.fits(tokens, contract.floor(), chunk);
+        let promised = |&tokens: &usize| pool.fits(tokens, pool.config().floor(contract), chunk);
         let (limit, chunk) = match (1..=limit).rev().find(promised) {
             Some(limit) if contract < Fidelity::Evict => (limit, chunk),
             _ => (limit, 1),

@@ -10,9 +10,15 @@ use world::*;
 const SHAPE: PageShape = PageShape { kv_heads: 1, head_dim: 16, block_size: 16 };
 
 fn hybrid_pool(window: usize) -> BlockPool {
-    let group = |layers, window| GroupConfig { layers, shape: SHAPE, window };
+    let group = |layers, window| GroupConfig { layers, shape: SHAPE, window, pinned: vec![] };
     let groups = vec![group(5, Some(window)), group(1, None)];
-    BlockPool::new(PoolConfig { groups, budget_bytes: 4 << 20, prefault: true }).unwrap()
+    BlockPool::new(PoolConfig {
+        groups,
+        budget_bytes: 4 << 20,
+        prefault: true,
+        ladder: Ladder::default(),
+    })
+    .unwrap()
 }
 
 #[test]
@@ -92,7 +98,7 @@ fn positions_are_original_within_the_trained_context_and_relative_past_it() {
     check(&pool, &[&sequence]);
     // 192 tokens, 80 dropped in one layer of six.
     assert_eq!(sequence.usage().dropped_tokens, 80.0 / 6.0);
-    assert_eq!(sequence.usage().tokens_by_format[PageFormat::F16], 112.0);
+    assert_eq!(sequence.usage().tokens_by_format[page::PageFormat::F16], 112.0);
 }
 
 #[test]

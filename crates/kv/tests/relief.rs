@@ -45,7 +45,7 @@ fn a_request_that_fits_at_f16_is_never_touched() {
     // The horizon is far beyond what fits: `max_tokens` caps the demand.
     assert!(decode(&mut sequence, fits, 1 << 30));
     assert_eq!(sequence.usage().relief, []);
-    assert_eq!(sequence.usage().tokens_by_format[PageFormat::F16], fits as f64);
+    assert_eq!(sequence.usage().tokens_by_format[F16], fits as f64);
 }
 
 #[test]
@@ -65,7 +65,7 @@ fn middle_goes_to_int8_first_then_drops_in_batches() {
     assert_eq!(formats(&sequence, 0)[0], F16);
     assert_eq!(firsts(&sequence, 0)[0], 0);
     assert!(formats(&sequence, 0).iter().rev().take(4).all(|&format| format == F16));
-    let kept = usage.tokens_by_format[PageFormat::F16] + usage.tokens_by_format[PageFormat::Int8];
+    let kept = usage.tokens_by_format[F16] + usage.tokens_by_format[Int8];
     assert_eq!(kept + usage.dropped_tokens, 2000.0);
     assert!(usage.dropped_tokens > 0.0 && usage.peak_bytes <= 24 << 20);
     assert_eq!(usage.bytes_at_f16, 2000 * 23_040);
@@ -170,7 +170,7 @@ fn low_priority_gives_way_first_and_exact_never() {
     let mut sequences = [&mut exact, &mut low, &mut high];
     apply_relief(&pool, &mut sequences, &moves, 1, &mut keep_stamp).unwrap();
     check(&pool, &[&exact, &low, &high]);
-    assert_eq!(exact.usage().tokens_by_format[PageFormat::Int8], 0.0);
+    assert_eq!(exact.usage().tokens_by_format[Int8], 0.0);
 }
 
 #[test]
@@ -215,7 +215,7 @@ fn a_refused_page_stays_f16_and_is_not_asked_for_again() {
     });
     assert_eq!(outcome.unwrap().refused_pages, 90);
     assert!(plan_format_at_seal(&sequence, Int8, 0, 0).is_empty());
-    assert_eq!(sequence.usage().tokens_by_format[PageFormat::F16], 96.0);
+    assert_eq!(sequence.usage().tokens_by_format[F16], 96.0);
     check(&pool, &[&sequence]);
 }
 

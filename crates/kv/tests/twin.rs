@@ -76,11 +76,11 @@ struct Simulation {
 fn pool() -> BlockPool {
     let shape = |kv_heads, head_dim| PageShape { kv_heads, head_dim, block_size: BLOCK };
     let groups = vec![
-        GroupConfig { layers: 3, shape: shape(2, 32), window: Some(WINDOW) },
-        GroupConfig { layers: 2, shape: shape(2, 32), window: None },
-        GroupConfig { layers: 3, shape: shape(1, 48), window: None },
+        GroupConfig { layers: 3, shape: shape(2, 32), window: Some(WINDOW), pinned: vec![] },
+        GroupConfig { layers: 2, shape: shape(2, 32), window: None, pinned: vec![] },
+        GroupConfig { layers: 3, shape: shape(1, 48), window: None, pinned: vec![] },
     ];
-    let config = PoolConfig { groups, budget_bytes: 0, prefault: false };
+    let config = PoolConfig { groups, budget_bytes: 0, prefault: false, ladder: Ladder::default() };
     let budget_bytes = 5 * minimum_budget_bytes(&config, Fidelity::Exact) / 2;
     BlockPool::new(PoolConfig { budget_bytes, ..config }).unwrap()
 }
@@ -209,7 +209,7 @@ impl Simulation {
             let (sequence, twin) = self.sequences.iter().find(found).unwrap();
             assert!(sequence.config().contract.permits(planned.rung()));
             assert!(planned.first + BLOCK <= twin.next);
-            if planned.kind == MoveKind::Drop {
+            if matches!(planned.kind, MoveKind::Drop(_)) {
                 assert!(planned.first > 0 && planned.first + BLOCK + TAIL_TOKENS <= twin.next);
             }
         }
@@ -248,7 +248,7 @@ impl Simulation {
                 self.sequences.iter_mut().find(|(s, _)| s.config().request == planned.request);
             let (sequence, twin) = found.unwrap();
             match planned.kind {
-                MoveKind::Drop => {
+                MoveKind::Drop(_) => {
                     // Drops come first and no kernel runs in them.
                     let before = twin.blocks.len();
                     twin.blocks.retain(|&(group, first), _| group == 0 || first != planned.first);

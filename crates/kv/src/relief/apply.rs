@@ -79,7 +79,7 @@ pub fn apply_relief(
         let found = relief.sequences.iter().position(|s| s.config().request == planned.request);
         let Some(index) = found else { continue };
         match planned.kind {
-            MoveKind::Drop => relief.drop_block(index, planned),
+            MoveKind::Drop(_) => relief.drop_block(index, planned),
             MoveKind::Encode { group, format } => {
                 relief.encode_block(index, planned, group, format, encode);
             }
@@ -116,7 +116,7 @@ impl Relief<'_, '_> {
             blocks,
             bytes,
             reason: planned.reason,
-            harm: None,
+            harm: 0.0,
         });
     }
 

@@ -6,11 +6,13 @@
 //! and a panic in the kernel leaves the old pages live and leaks nothing.
 
 mod apply;
+mod drops;
 mod forecast;
 mod plan;
 
 pub use apply::{EncodeJob, ReliefError, ReliefOutcome, apply_relief};
-pub use plan::{plan_format_at_seal, plan_relief, plan_token_budget, relief_needed_bytes};
+pub use drops::{DropTarget, plan_token_budget};
+pub use plan::{plan_format_at_seal, plan_relief, relief_needed_bytes};
 
 use crate::ladder::Rung;
 use crate::ledger::Reason;
@@ -43,8 +45,8 @@ pub enum MoveKind {
         /// Format to encode to.
         format: PageFormat,
     },
-    /// Drop one block from every full-attention group.
-    Drop,
+    /// Drop one block, or its page of one layer.
+    Drop(DropTarget),
 }
 
 /// One move of a plan.
@@ -66,7 +68,7 @@ impl Move {
     /// The rung this move belongs to.
     pub fn rung(&self) -> Rung {
         match self.kind {
-            MoveKind::Drop => Rung::Evict,
+            MoveKind::Drop(_) => Rung::Evict,
             // Plans never encode to f16.
             MoveKind::Encode { format, .. } => Rung::to_format(format).unwrap_or(Rung::Int8),
         }

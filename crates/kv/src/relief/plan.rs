@@ -1,5 +1,6 @@
 //! Plans: which blocks give way, in what order. Pure.
 
+use super::drops::{DropTarget, drop_order, for_each_dropped_page};
 use super::forecast::Forecast;
 use super::{Demand, EVICT_BATCH_BLOCKS, Move, MoveKind, ReliefPlan};
 use crate::admission::peak_window_blocks;
@@ -7,9 +8,9 @@ use crate::config::TAIL_TOKENS;
 use crate::ladder::Rung;
 use crate::ledger::Reason;
 use crate::page::PageFormat;
-use crate::policy::{EvictionPolicy, SequenceSummary};
+use crate::policy::EvictionPolicy;
 use crate::pool::{BlockPool, State};
-use crate::table::{MAXIMUM_RUNS, Sequence, SequenceConfig};
+use crate::table::{Sequence, SequenceConfig};
 
 /// Where a block lies in its sequence; a later zone gives way later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -158,8 +159,8 @@ impl Planner<'_> {
     fn drop_over_context(&mut self, policy: &dyn EvictionPolicy, over_context: &[usize]) {
         for (index, &over) in over_context.iter().enumerate().filter(|(_, over)| **over > 0) {
             let order = drop_order(self.demands[index].sequence, policy, self.state);
-            for first in order.into_iter().take(over.max(EVICT_BATCH_BLOCKS)) {
-                self.drop_block(index, first, Reason::Context);
+            for target in order.into_iter().take(over.max(EVICT_BATCH_BLOCKS)) {
+                self.drop_block(index, target, Reason::Context);
             }
         }
     }
@@ -173,18 +174,18 @@ impl Planner<'_> {
                 continue;
             }
             let mut order = drop_order(demand.sequence, policy, self.state);
-            order.retain(|first| !self.is_dropped(request, *first));
+            order.retain(|target| !self.is_dropped(request, target.first));
             let ranked = order.into_iter().enumerate();
-            victims.extend(ranked.map(|(rank, first)| (priority, rank, index, first)));
+            victims.extend(ranked.map(|(rank, target)| (priority, rank, index, target)));
         }
         // Ranks interleave sequences of one priority: each gives its first choice before any its second.
         victims.sort_unstable();
-        for (dropped, (_, _, index, first)) in victims.into_iter().enumerate() {
+        for (dropped, (_, _, index, target)) in victims.into_iter().enumerate() {
             let in_batch = (1..EVICT_BATCH_BLOCKS).contains(&dropped);
             if self.forecast.satisfied() && !in_batch {
                 return;
             }
-            self.drop_block(index, first, Reason::Demand);
+            self.drop_block(index, target, Reason::Demand);
         }
     }
 
@@ -192,27 +193,27 @@ impl Planner<'_> {
         self.drops.iter().any(|drop| drop.request == request && drop.first == first)
     }
 
-    fn drop_block(&mut self, index: usize, first: usize, reason: Reason) {
+    fn drop_block(&mut self, index: usize, target: DropTarget, reason: Reason) {
         let sequence = self.demands[index].sequence;
         // What was to be re-encoded is dropped as it is.
         let config = self.pool.config();
         let forecast = &mut self.forecast;
         self.encodes.retain(|(candidate, _)| {
             let full = config.groups[candidate.group].window.is_none();
-            let dropped = full && candidate.sequence == index && candidate.first == first;
+            let dropped = full && candidate.sequence == index && candidate.first == target.first;
             if dropped {
                 let Candidate { group, pages, .. } = *candidate;
                 forecast.undo_encode(group, PageFormat::F16, PageFormat::Int8, pages);
             }
             !dropped
         });
-        let bytes = for_each_dropped_page(sequence, first, |group, format| {
+        let bytes = for_each_dropped_page(sequence, target, |group, format| {
             forecast.free(group, format);
         });
         self.drops.push(Move {
             request: sequence.config().request,
-            first,
-            kind: MoveKind::Drop,
+            first: target.first,
+            kind: MoveKind::Drop(target),
             bytes,
             reason,
         });
@@ -271,61 +272,6 @@ fn sealed_f16_blocks(sequence: &Sequence, index: usize, state: &State) -> Vec<Ca
     candidates
 }
 
-/// The blocks that `policy` gives up, shared ones left out, and those left out that would split the
-/// kept blocks in more runs than a page can name.
-fn drop_order(sequence: &Sequence, policy: &dyn EvictionPolicy, state: &State) -> Vec<usize> {
-    let groups = &sequence.pool().config().groups;
-    let block_size = sequence.pool().config().block_size();
-    let blocks = sequence.full_blocks();
-    let summary =
-        SequenceSummary { blocks: &blocks, block_size, next_position: sequence.next_position() };
-    let shared = |first: usize| {
-        let full = groups.iter().zip(&sequence.tables).filter(|(group, _)| group.window.is_none());
-        full.map(|(_, table)| table).any(|table| {
-            table
-                .binary_search_by_key(&first, |entry| entry.first)
-                .is_ok_and(|index| state.blocks[table[index].guard.index() as usize].owners > 1)
-        })
-    };
-    let mut kept: Vec<usize> = blocks.iter().map(|block| block.first).collect();
-    // The next block: where the newest one is dropped, the gap is before it.
-    kept.push(sequence.pages_end());
-    let mut order = Vec::new();
-    for first in policy.order(&summary) {
-        let Ok(index) = kept.binary_search(&first) else { continue };
-        if !sequence.is_sealed(first) || shared(first) {
-            continue;
-        }
-        kept.remove(index);
-        let runs = 1 + kept.windows(2).filter(|pair| pair[1] - pair[0] != block_size).count();
-        if runs > MAXIMUM_RUNS {
-            kept.insert(index, first);
-        } else {
-            order.push(first);
-        }
-    }
-    order
-}
-
-/// Calls `visit(group, format)` for each page that dropping the block at `first` gives back. Returns
-/// their bytes.
-fn for_each_dropped_page(
-    sequence: &Sequence,
-    first: usize,
-    mut visit: impl FnMut(usize, PageFormat),
-) -> usize {
-    let mut bytes = 0;
-    for (group, config) in sequence.pool().config().groups.iter().enumerate() {
-        let found = sequence.tables[group].binary_search_by_key(&first, |entry| entry.first);
-        let (None, Ok(index)) = (config.window, found) else { continue };
-        for layer in &sequence.view().groups[group].layers {
-            visit(group, layer[index].format);
-            bytes += config.shape.page_bytes(layer[index].format);
-        }
-    }
-    bytes
-}
-
 fn encode_move(
     sequence: &Sequence,
     candidate: &Candidate,
@@ -365,29 +311,4 @@ pub fn plan_format_at_seal(
         .collect();
     moves.sort_by_key(|planned| planned.first);
     ReliefPlan { moves, ..ReliefPlan::default() }
-}
-
-/// `--policy P --budget N`: drops one block after another until the kept tokens and the next
-/// `incoming_tokens` are at most `budget_tokens`, as far as the policy gives blocks up. To be carried
-/// out before each step.
-pub fn plan_token_budget(
-    sequence: &Sequence,
-    policy: &dyn EvictionPolicy,
-    budget_tokens: usize,
-    incoming_tokens: usize,
-) -> ReliefPlan {
-    let over = (sequence.kept_tokens() + incoming_tokens).saturating_sub(budget_tokens);
-    let count = over.div_ceil(sequence.pool().config().block_size());
-    if count == 0 {
-        return ReliefPlan::default();
-    }
-    let order = drop_order(sequence, policy, &sequence.pool().shared.state());
-    let moves = order.into_iter().take(count).map(|first| Move {
-        request: sequence.config().request,
-        first,
-        kind: MoveKind::Drop,
-        bytes: for_each_dropped_page(sequence, first, |_, _| {}),
-        reason: Reason::TokenBudget,
-    });
-    ReliefPlan { moves: moves.collect(), ..ReliefPlan::default() }
 }

@@ -10,8 +10,9 @@ pub const SMOLLM2: PageShape = PageShape { kv_heads: 3, head_dim: 64, block_size
 
 /// A pool like the one of `reef run smollm2 --kv-memory`.
 pub fn smollm2_pool(budget_bytes: usize) -> BlockPool {
-    let groups = vec![GroupConfig { layers: 30, shape: SMOLLM2, window: None }];
-    BlockPool::new(PoolConfig { groups, budget_bytes, prefault: false }).unwrap()
+    let groups = vec![GroupConfig { layers: 30, shape: SMOLLM2, window: None, pinned: vec![] }];
+    BlockPool::new(PoolConfig { groups, budget_bytes, prefault: false, ladder: Ladder::default() })
+        .unwrap()
 }
 
 /// A request with no limit of its own.
