@@ -6,7 +6,7 @@ use clap::ValueEnum;
 use reef_kernels::dispatch::Tier;
 use reef_kv::page::PageFormat;
 use reef_model::gguf::Gguf;
-use reef_model::runner::{Activations, ModelRunner, RunnerOptions};
+use reef_model::runner::{Activations, KeyRotation, ModelRunner, RunnerOptions};
 
 use crate::output::{WrongArguments, note};
 use crate::pull;
@@ -65,8 +65,13 @@ impl ModelArgs {
             ActivationsArg::Int8 => Activations::Int8,
             ActivationsArg::F32 => Activations::F32,
         };
-        let options =
-            RunnerOptions { threads, tier: cpu_tier()?, activations, block_size: self.block_size };
+        let options = RunnerOptions {
+            threads,
+            tier: cpu_tier()?,
+            activations,
+            block_size: self.block_size,
+            key_rotation: KeyRotation::None,
+        };
         Ok(ModelRunner::load(gguf, options)?)
     }
 }

@@ -128,6 +128,25 @@ tiered! {
 }
 
 tiered! {
+    /// Rotates each head of `heads` by the normalized Walsh-Hadamard matrix, in place: orthonormal and
+    /// its own inverse, so dot products of rotated queries and keys are those of the unrotated, while
+    /// a channel's outlier is spread over all channels (QuaRot, arXiv 2404.00456). Where `head_dim` is
+    /// not a power of two, each of its blocks of the largest power of two that divides it is rotated.
+    ///
+    /// `heads`: `[any][head_dim]`.
+    ///
+    /// # Panics
+    /// If `head_dim` is 0 or does not divide the length.
+    pub fn hadamard(heads: &mut [f32], head_dim: usize)
+    checks {
+        assert!(head_dim > 0 && heads.len().is_multiple_of(head_dim), "whole heads");
+    }
+    scalar scalar::hadamard(heads, head_dim);
+    avx2 scalar::hadamard(heads, head_dim);
+    avx512 scalar::hadamard(heads, head_dim);
+}
+
+tiered! {
     /// `x[i] += y[i]` (a residual, a bias).
     ///
     /// # Panics
@@ -351,6 +370,68 @@ mod tests {
             rms_norm(tier, &[f32::NAN, 1.0], &[1.0; 2], 1e-5, &mut out);
             assert!(out[0].is_nan());
         }
+    }
+
+    /// Entry (i, j) of the Walsh-Hadamard matrix of order `order`: the parity of the bits in common.
+    fn hadamard_entry(i: usize, j: usize, order: usize) -> f64 {
+        let sign = if (i & j).count_ones() % 2 == 0 { 1.0 } else { -1.0 };
+        sign / (order as f64).sqrt()
+    }
+
+    #[test]
+    fn hadamard_is_the_matrix_and_the_same_on_every_tier() {
+        for (heads, head_dim) in [(1, 16), (3, 64), (2, 80), (5, 48), (1, 128), (2, 256), (4, 1)] {
+            let x: Vec<f32> = values(heads * head_dim, 7).iter().map(|x| x / 64.0).collect();
+            let out = assert_same_on_every_tier("hadamard", |tier| {
+                let mut x = x.clone();
+                hadamard(tier, &mut x, head_dim);
+                x
+            });
+            let order = 1 << head_dim.trailing_zeros();
+            for (x, out) in x.chunks(order).zip(out.chunks(order)) {
+                let norm = x.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt();
+                for (i, out) in out.iter().enumerate() {
+                    let terms = x.iter().enumerate();
+                    let expected: f64 =
+                        terms.map(|(j, x)| f64::from(*x) * hadamard_entry(i, j, order)).sum();
+                    let error = (f64::from(*out) - expected).abs();
+                    assert!(error <= 1e-6 * norm, "{out} not {expected} of {order}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn hadamard_is_orthonormal_and_its_own_inverse() {
+        for head_dim in [16, 64, 80, 128, 256] {
+            let (query, key) = (values(head_dim, 8), values(head_dim, 9));
+            let dot = |a: &[f32], b: &[f32]| -> f64 {
+                a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
+            };
+            for tier in Tier::available() {
+                let rotate = |x: &[f32]| {
+                    let mut x = x.to_vec();
+                    hadamard(tier, &mut x, head_dim);
+                    x
+                };
+                let (rotated_query, rotated_key) = (rotate(&query), rotate(&key));
+                let norms = (dot(&query, &query) * dot(&key, &key)).sqrt();
+                let change = dot(&rotated_query, &rotated_key) - dot(&query, &key);
+                assert!(change.abs() <= 1e-6 * norms, "{change} of {norms}");
+                let largest = query.iter().fold(0.0_f32, |most, x| most.max(x.abs()));
+                for (again, x) in rotate(&rotated_query).iter().zip(&query) {
+                    assert!((again - x).abs() <= 2e-6 * largest, "{again} not {x}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn hadamard_spreads_an_outlier() {
+        let mut head = [0.0_f32; 64];
+        head[5] = 600.0;
+        hadamard(Tier::detect(), &mut head, 64);
+        assert!(head.iter().all(|x| x.abs() == 75.0));
     }
 
     #[test]

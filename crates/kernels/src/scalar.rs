@@ -87,6 +87,45 @@ fn rotate(x: f32, y: f32, cos: f32, sin: f32) -> (f32, f32) {
     (x * cos - y * sin, x * sin + y * cos)
 }
 
+/// See [`crate::ops::hadamard`]. Inlined into the tiers: every output is one sum or difference of two
+/// values a stage, so there is only one order of additions.
+#[inline(always)]
+pub fn hadamard(heads: &mut [f32], head_dim: usize) {
+    let order = 1 << head_dim.trailing_zeros();
+    let factor = 1.0 / (order as f32).sqrt();
+    for block in heads.chunks_exact_mut(order) {
+        // Widths known when compiled become shuffles.
+        if order >= 16 {
+            block.chunks_exact_mut(16).for_each(butterflies_of_16);
+        }
+        let mut half = if order >= 16 { 16 } else { 1 };
+        while half < order {
+            for pair in block.chunks_exact_mut(2 * half) {
+                let (low, high) = pair.split_at_mut(half);
+                for (a, b) in low.iter_mut().zip(high) {
+                    (*a, *b) = (*a + *b, *a - *b);
+                }
+            }
+            half *= 2;
+        }
+        block.iter_mut().for_each(|x| *x *= factor);
+    }
+}
+
+#[inline(always)]
+fn butterflies_of_16(block: &mut [f32]) {
+    let Some(block) = block.first_chunk_mut::<16>() else { return };
+    let mut x = *block;
+    for half in [1, 2, 4, 8] {
+        let before = x;
+        for i in 0..16 {
+            let other = before[i ^ half];
+            x[i] = if i & half == 0 { before[i] + other } else { other - before[i] };
+        }
+    }
+    *block = x;
+}
+
 /// See [`crate::ops::add`]. Inlined into the tiers: lanes do not meet.
 #[inline(always)]
 pub fn add(x: &mut [f32], y: &[f32]) {

@@ -75,6 +75,18 @@ pub enum Activations {
     F32,
 }
 
+/// How keys are turned before they are written into pages, and queries to match.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum KeyRotation {
+    /// As the rope left them.
+    #[default]
+    None,
+    /// By the normalized Walsh-Hadamard matrix of the head: scores stay what they were, outlier
+    /// channels are spread over all (QuaRot, arXiv 2404.00456). Pages of one rotation are worthless
+    /// under another, whatever their format.
+    Hadamard,
+}
+
 /// What arithmetic runs on.
 pub struct Compute {
     /// CPU tier.
@@ -96,6 +108,8 @@ pub struct RunnerOptions {
     pub activations: Activations,
     /// Tokens of a KV block.
     pub block_size: usize,
+    /// Rotation of keys in all pages.
+    pub key_rotation: KeyRotation,
 }
 
 /// One sequence's part of a batch: tokens at consecutive positions, whose pages exist.
@@ -132,7 +146,7 @@ impl ModelRunner {
             quantize: options.activations == Activations::Int8,
         };
         Ok(ModelRunner {
-            shape: pass_shape(&spec, options.block_size),
+            shape: pass_shape(&spec, &options),
             spec,
             model,
             compute,
@@ -151,6 +165,11 @@ impl ModelRunner {
     /// What arithmetic runs on; between passes others may use the threads.
     pub fn compute(&self) -> &Compute {
         &self.compute
+    }
+
+    /// Changes the precision of activations from the next pass on.
+    pub fn set_activations(&mut self, activations: Activations) {
+        self.compute.quantize = activations == Activations::Int8;
     }
 
     /// Checks that every token is in the vocabulary, before work is begun that needs them all.
@@ -202,17 +221,18 @@ impl ModelRunner {
     }
 }
 
-fn pass_shape(spec: &ModelSpec, block_size: usize) -> PassShape {
+fn pass_shape(spec: &ModelSpec, options: &RunnerOptions) -> PassShape {
     let group = |(group, rope): (&crate::spec::GroupSpec, &crate::rope::RopeSpec)| GroupShape {
         attention: AttentionShape {
             heads: spec.heads,
             kv_heads: spec.kv_heads,
             head_dim: spec.head_dim,
-            block_size,
+            block_size: options.block_size,
             scale: spec.attention_scale,
             window: group.window,
         },
         rope: Rope::new(rope),
+        key_rotation: options.key_rotation,
     };
     PassShape {
         width: spec.width,

@@ -13,6 +13,7 @@ mod golden;
 mod likelihood;
 mod page_bytes;
 mod refusals;
+mod rotation;
 mod scenarios;
 mod streaming;
 mod support;

@@ -3,7 +3,7 @@
 use super::parts::{FeedForward, Norm, Projection};
 use crate::linear::Linear;
 use crate::rope::Rope;
-use crate::runner::{BatchSequence, Compute};
+use crate::runner::{BatchSequence, Compute, KeyRotation};
 use reef_kernels::attention::{self, AttentionScratch, AttentionShape, SequenceRows};
 use reef_kernels::dispatch::Tier;
 use reef_kernels::matmul::QuantizedRows;
@@ -33,6 +33,22 @@ pub struct GroupShape {
     pub attention: AttentionShape,
     /// Rope of these layers.
     pub rope: Rope,
+    /// What follows the rope.
+    pub key_rotation: KeyRotation,
+}
+
+impl GroupShape {
+    /// Turns the query or key heads of a row by the angles of a position.
+    fn rotate(&self, tier: Tier, heads: &mut [f32], angles: &[f32]) {
+        let (cos, sin) = angles.split_at(self.rope.dim / 2);
+        let head_dim = self.attention.head_dim;
+        for head in heads.chunks_exact_mut(head_dim) {
+            ops::rope(tier, self.rope.style, head, cos, sin);
+        }
+        if self.key_rotation == KeyRotation::Hadamard {
+            ops::hadamard(tier, heads, head_dim);
+        }
+    }
 }
 
 /// Buffers of a pass, kept between passes; they grow to the largest batch seen.
@@ -222,7 +238,7 @@ impl<'a> Pass<'a> {
             for_each_row(pool, rows, (&mut sequence_qkv[..], stride), &|row, values| {
                 let angles = &key_angles[row * len..][..len];
                 let keys = &mut values[heads_width..][..kv_width];
-                rotate_heads(tier, &shape.rope, shape.attention.head_dim, keys, angles);
+                shape.rotate(tier, keys, angles);
             });
             let tokens = NewTokens {
                 first_position: sequence.first_position,
@@ -293,13 +309,6 @@ pub enum Activation {
     GeluTanh,
 }
 
-fn rotate_heads(tier: Tier, rope: &Rope, head_dim: usize, heads: &mut [f32], angles: &[f32]) {
-    let (cos, sin) = angles.split_at(rope.dim / 2);
-    for head in heads.chunks_exact_mut(head_dim) {
-        ops::rope(tier, rope.style, head, cos, sin);
-    }
-}
-
 /// Writes `queries[run][row]` = the row's query heads rotated for the run.
 fn rotate_queries(
     tier: Tier,
@@ -316,7 +325,7 @@ fn rotate_queries(
     for_each_row(pool, runs_rows, (queries, width), &|run_row, out| {
         out.copy_from_slice(&qkv[run_row % rows * stride..][..width]);
         let angles = &angles[run_row * len..][..len];
-        rotate_heads(tier, &shape.rope, shape.attention.head_dim, out, angles);
+        shape.rotate(tier, out, angles);
     });
 }
 

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use reef_kernels::dispatch::Tier;
 use reef_model::gguf::Gguf;
-use reef_model::runner::{Activations, ModelRunner, RunnerOptions};
+use reef_model::runner::{Activations, KeyRotation, ModelRunner, RunnerOptions};
 
 use super::builder::{ARRAY, BOOL, Builder, F32, STRING, U32, array, string};
 use super::random::Random;
@@ -143,7 +143,13 @@ impl TinyModel {
 
 /// One thread, the best tier, blocks of 32.
 pub fn options(activations: Activations) -> RunnerOptions {
-    RunnerOptions { threads: 1, tier: Tier::detect(), activations, block_size: 32 }
+    RunnerOptions {
+        threads: 1,
+        tier: Tier::detect(),
+        activations,
+        block_size: 32,
+        key_rotation: KeyRotation::None,
+    }
 }
 
 struct Writer {
