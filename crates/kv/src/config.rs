@@ -22,9 +22,14 @@ pub struct GroupConfig {
 }
 
 impl GroupConfig {
-    /// Bytes of one block (all layers) in `format`.
+    /// Bytes of one block (all layers) in `format`, as if no layer were pinned.
     pub fn block_bytes(&self, format: PageFormat) -> usize {
         self.layers * self.shape.page_bytes(format)
+    }
+
+    /// Bytes of tables that name one block and its pages, those of spans apart.
+    fn block_table_bytes(&self) -> usize {
+        BLOCK_TABLE_BYTES + self.layers * PAGE_TABLE_BYTES
     }
 }
 
@@ -64,14 +69,17 @@ impl PoolConfig {
         block_bytes / self.block_size()
     }
 
-    /// [`bytes_per_token`](Self::bytes_per_token) with the tables that name the pages.
+    /// [`bytes_per_token`](Self::bytes_per_token) with the tables that name the pages, those of full
+    /// spans of this format included, in a pool that is not small.
     pub fn bytes_per_token_with_tables(&self, format: PageFormat) -> f64 {
-        let tables: usize = self
-            .groups
-            .iter()
-            .map(|group| BLOCK_TABLE_BYTES + group.layers * PAGE_TABLE_BYTES)
-            .sum();
-        self.bytes_per_token(format) as f64 + tables as f64 / self.block_size() as f64
+        let budget_bytes = self.budget_bytes.max(1 << 30);
+        let geometry = Geometry::new(&PoolConfig { budget_bytes, ..self.clone() });
+        let tables = |(group, classes): (&GroupConfig, &ByFormat<usize>)| {
+            let spans = group.layers as f64 / geometry.slots(classes[format]) as f64;
+            group.block_table_bytes() as f64 + spans * geometry.span_table_bytes() as f64
+        };
+        let tables: f64 = self.groups.iter().zip(&geometry.class_of).map(tables).sum();
+        self.bytes_per_token(format) as f64 + tables / self.block_size() as f64
     }
 
     pub(crate) fn check(&self) -> Result<(), ConfigError> {
@@ -91,6 +99,12 @@ impl PoolConfig {
                 ("block_size", block_size, block_size == self.block_size()),
                 ("window", group.window.unwrap_or(1), group.window != Some(0)),
             ];
+            let outside = group.pinned.iter().enumerate().find(|&(index, &layer)| {
+                layer >= group.layers || group.pinned[..index].contains(&layer)
+            });
+            if let Some((_, &value)) = outside {
+                return Err(ConfigError::Field { field: "pinned layer", value });
+            }
             if let Some(&(field, value, _)) = fields.iter().find(|(_, _, good)| !good) {
                 return Err(ConfigError::Field { field, value });
             }
@@ -108,7 +122,8 @@ pub enum ConfigError {
     /// A value out of range.
     #[error(
         "KV group: {field} = {value} is not supported (layers and kv_heads >= 1, head_dim a multiple \
-         of 16, block_size 16, 32, 64 or 128 and the same in every group, window >= 1)"
+         of 16, block_size 16, 32, 64 or 128 and the same in every group, window >= 1, pinned layers \
+         below layers and each once)"
     )]
     Field {
         /// Name of the field.
@@ -154,8 +169,7 @@ pub(crate) struct Geometry {
     pub span_bytes: usize,
     /// Spans of the arena.
     pub spans: usize,
-    /// Empty spans that ordinary growth leaves alone: one per lossy page size, so that a re-encode to
-    /// each can start whatever the others hold.
+    /// Empty spans that ordinary growth leaves alone, so that a re-encode can start.
     pub reserve_spans: usize,
     /// Bytes of tables per span at their largest.
     pub table_bytes_per_span: usize,
@@ -167,12 +181,19 @@ pub(crate) struct Geometry {
     pub class_of: Vec<ByFormat<usize>>,
 }
 
-/// Bytes of tables per block beside its pages: record, guard, free-list entry.
-const BLOCK_TABLE_BYTES: usize = 128;
-/// Bytes of tables per page: entry in the record (8), two in a growing view (24), owner (12).
-const PAGE_TABLE_BYTES: usize = 44;
-/// Bytes of tables per span beside the page owners.
-const SPAN_TABLE_BYTES: usize = 96;
+/// Empty spans kept for re-encoding. One is enough: a plan encodes only what its forecast, page by page,
+/// finds room for, and ends with the span given back (decision 0007).
+const RESERVE_SPANS: usize = 1;
+/// Bytes of tables per block beside its pages: record, free-list entry, entry of a sequence's table with
+/// its guard (lists grow by an eighth), and what the allocator adds.
+pub(crate) const BLOCK_TABLE_BYTES: usize = 128;
+/// Bytes of tables per page: entry in the block's record, in a view (which grows by an eighth), and a
+/// policy's score.
+pub(crate) const PAGE_TABLE_BYTES: usize = 26;
+
+/// Formats whose pages spans are cut for; others take what remains.
+const SPAN_FORMATS: [PageFormat; 4] =
+    [PageFormat::F16, PageFormat::Int8, PageFormat::K8V4, PageFormat::Int4];
 
 impl Geometry {
     pub(crate) fn new(config: &PoolConfig) -> Geometry {
@@ -188,28 +209,42 @@ impl Geometry {
             .iter()
             .map(|group| ByFormat::from_fn(|format| class_index(group.shape.page_bytes(format))))
             .collect();
-        let mut lossy: Vec<usize> =
-            class_of.iter().map(|classes| classes[PageFormat::Int8]).collect();
-        lossy.sort_unstable();
-        lossy.dedup();
-        let span_bytes = span::choose_span_bytes(&class_bytes, config.budget_bytes);
-        // Tables are largest when the arena is full of the blocks with the most table per page byte.
-        let table_bytes_of = |group: &GroupConfig| {
-            let tables = BLOCK_TABLE_BYTES + group.layers * PAGE_TABLE_BYTES;
-            tables as f64 / group.block_bytes(PageFormat::Int8) as f64
-        };
-        let ratio = config.groups.iter().map(table_bytes_of).fold(0.0, f64::max);
-        let table_bytes_per_span = (span_bytes as f64 * ratio).ceil() as usize + SPAN_TABLE_BYTES;
-        let spans = config.budget_bytes / (span_bytes + table_bytes_per_span);
-        Geometry {
+        let cut_for: Vec<usize> = class_of
+            .iter()
+            .flat_map(|classes| SPAN_FORMATS.map(|format| class_bytes[classes[format]]))
+            .collect();
+        let span_bytes = span::choose_span_bytes(&cut_for, config.budget_bytes);
+        let mut geometry = Geometry {
             span_bytes,
-            spans,
-            reserve_spans: lossy.len(),
-            table_bytes_per_span,
-            table_bytes: spans * table_bytes_per_span,
+            spans: 0,
+            reserve_spans: RESERVE_SPANS,
+            table_bytes_per_span: 0,
+            table_bytes: 0,
             class_bytes,
             class_of,
+        };
+        geometry.table_bytes_per_span = geometry.most_table_bytes_per_span(config);
+        geometry.spans = config.budget_bytes / (span_bytes + geometry.table_bytes_per_span);
+        geometry.table_bytes = geometry.spans * geometry.table_bytes_per_span;
+        geometry
+    }
+
+    /// Bytes of tables of one span, its pages apart.
+    fn span_table_bytes(&self) -> usize {
+        let slots = self.class_bytes.iter().map(|bytes| self.span_bytes / bytes).max();
+        span::span_table_bytes(slots.unwrap_or(0), self.class_bytes.len())
+    }
+
+    /// Tables are largest when the arena is full of the pages with the most table per byte.
+    fn most_table_bytes_per_span(&self, config: &PoolConfig) -> usize {
+        let mut most = 0;
+        for (group, classes) in config.groups.iter().zip(&self.class_of) {
+            for (_, &class) in classes.iter() {
+                let tables = self.slots(class) * group.block_table_bytes();
+                most = most.max(tables.div_ceil(group.layers));
+            }
         }
+        most + self.span_table_bytes()
     }
 
     /// Pages of class `class` in a span.

@@ -7,7 +7,7 @@ use crate::block::Page;
 use crate::ladder::Rung;
 use crate::page::{PAGE_ALIGN, PageFormat};
 use crate::pool::{BlockPool, State};
-use crate::span::{PageOwner, Slot};
+use crate::span::Slot;
 use crate::table::{Entry, Sequence};
 
 /// A pool and all its sequences, looked at between steps or during one.
@@ -150,9 +150,9 @@ fn page_once(world: &World<'_>) -> Result<(), String> {
     let mut seen = 0;
     for (block, record) in world.state.blocks.iter().enumerate() {
         for (layer, page) in record.pages.iter().enumerate() {
-            let owner = PageOwner { block: block as u32, layer: layer as u16 };
             let slot = taken.get(&(page.offset as usize * PAGE_ALIGN));
-            expect(slot == Some(&Slot::Held(owner)), || format!("{owner:?} at {slot:?}"))?;
+            let good = slot == Some(&Slot::Held(block as u32));
+            expect(good, || format!("block {block} layer {layer} at {slot:?}"))?;
             seen += 1;
         }
     }

@@ -16,6 +16,10 @@ pub enum Reason {
 }
 
 impl Reason {
+    /// Every reason.
+    pub const ALL: [Reason; 4] =
+        [Reason::Demand, Reason::Context, Reason::FormatAtSeal, Reason::TokenBudget];
+
     /// The name in JSON.
     pub fn name(self) -> &'static str {
         match self {
@@ -47,6 +51,9 @@ pub struct LedgerEntry {
     pub harm: f64,
 }
 
+/// Most entries one step can add: one per rung and reason.
+const ENTRIES_A_STEP: usize = Rung::ALL.len() * Reason::ALL.len();
+
 /// The entries of one request, oldest first.
 #[derive(Clone, Debug, Default)]
 pub struct Ledger {
@@ -54,6 +61,11 @@ pub struct Ledger {
 }
 
 impl Ledger {
+    /// Makes room for what the next step's relief can record, so that relief itself never allocates.
+    pub(crate) fn reserve(&mut self) {
+        self.entries.reserve(ENTRIES_A_STEP);
+    }
+
     /// Adds `entry`; merged into the last one of the same step, rung and reason.
     pub(crate) fn record(&mut self, entry: LedgerEntry) {
         let same = self.entries.iter_mut().rev().take_while(|e| e.step == entry.step).find(|e| {

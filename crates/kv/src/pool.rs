@@ -11,7 +11,7 @@ use crate::block::{BlockGuard, BlockRecord, Page};
 use crate::config::{ConfigError, Geometry, PoolConfig};
 use crate::ladder::Fidelity;
 use crate::page::{PAGE_ALIGN, PageFormat};
-use crate::span::{PageOwner, Place, Relocation, Slot, Spans};
+use crate::span::{Place, Relocation, Slot, Spans};
 
 /// Demand that does not fit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -220,9 +220,8 @@ impl Shared {
         let layers = self.config.groups[group].layers;
         let keep_empty = self.geometry.reserve_spans;
         let mut pages = Vec::with_capacity(layers);
-        for layer in 0..layers as u16 {
-            let owner = PageOwner { block: index, layer };
-            let place = state.spans.take(class, Slot::Held(owner), keep_empty);
+        for _ in 0..layers {
+            let place = state.spans.take(class, Slot::Held(index), keep_empty);
             // `can_take` has counted these pages under the same lock.
             let place = place.expect("a page that was counted as free");
             pages.push(Page { offset: self.page_offset(state, place), format: PageFormat::F16 });
@@ -283,33 +282,34 @@ impl Shared {
         state.spans.give_back(place);
     }
 
-    /// Empties partly filled spans until `pages` more fit with `keep_empty` spans left empty, as far as
-    /// that helps; only pages of blocks in `movable` move. No step may be in flight. Returns the moves,
-    /// which the caller's views must follow.
+    /// Empties partly filled spans until `enough` holds, as far as that helps; only pages of blocks in
+    /// `movable` move. No step may be in flight. `moved` hears of each block record whose page in that
+    /// layer has moved, so that views can follow. Allocates nothing.
     pub(crate) fn compact(
         &self,
         state: &mut State,
-        pages: &[usize],
-        keep_empty: usize,
-        movable: impl Fn(u32) -> bool,
-    ) -> Vec<Relocation> {
-        let mut all_moves = Vec::new();
-        while !state.spans.can_take(pages, keep_empty) {
-            let State { spans, blocks, .. } = state;
-            let single = |owner: PageOwner| blocks[owner.block as usize].owners == 1;
-            let moves = spans.compact_one(|owner| single(owner) && movable(owner.block));
-            if moves.is_empty() {
-                break;
-            }
-            for relocation in &moves {
-                self.copy_page(relocation);
-                let page = &mut blocks[relocation.owner.block as usize].pages
-                    [relocation.owner.layer as usize];
-                page.offset = (relocation.to / PAGE_ALIGN) as u32;
-            }
-            all_moves.extend(moves);
+        enough: impl Fn(&Spans) -> bool,
+        movable: impl Fn(u32, &BlockRecord) -> bool,
+        mut moved: impl FnMut(u32, &BlockRecord, usize),
+    ) {
+        let State { spans, blocks, .. } = state;
+        while !enough(spans) {
+            let free_to_move = |block: u32| {
+                let record = &blocks[block as usize];
+                record.owners == 1 && movable(block, record)
+            };
+            let Some(span) = spans.emptiest_span(free_to_move) else { return };
+            spans.empty_span(span, |relocation| {
+                self.copy_page(&relocation);
+                let record = &mut blocks[relocation.block as usize];
+                let (from, to) = (relocation.from / PAGE_ALIGN, relocation.to / PAGE_ALIGN);
+                let layer = record.pages.iter().position(|page| page.offset == from as u32);
+                // A slot names a block only while the block's record names the slot.
+                let layer = layer.expect("a page that its slot says the block has");
+                record.pages[layer].offset = to as u32;
+                moved(relocation.block, record, layer);
+            });
         }
-        all_moves
     }
 
     fn copy_page(&self, relocation: &Relocation) {
@@ -340,11 +340,10 @@ impl Shared {
     /// Bytes free for the classes that `pages` asks for, the reserve left out.
     pub(crate) fn free_bytes_for(&self, state: &State, pages: &[usize]) -> usize {
         let Geometry { span_bytes, reserve_spans, .. } = self.geometry;
-        let free_in_class = state.spans.free_slots();
         let asked = |class: &usize| pages[*class] > 0;
         let partial: usize = (0..pages.len())
             .filter(asked)
-            .map(|class| free_in_class[class] * self.geometry.class_bytes[class])
+            .map(|class| state.spans.free_slots(class) * self.geometry.class_bytes[class])
             .sum();
         // Where the reserve is short, refilling it comes first.
         (partial + state.spans.empty_spans() * span_bytes)

@@ -4,11 +4,11 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::{Move, MoveKind, ReliefPlan};
-use crate::block::Page;
+use crate::block::{BlockRecord, Page};
 use crate::ledger::LedgerEntry;
 use crate::page::{PAGE_ALIGN, PageFormat, PageShape};
 use crate::pool::{BlockPool, Shared};
-use crate::span::{PageOwner, Place, Slot};
+use crate::span::{Place, Slot, Spans};
 use crate::table::Sequence;
 
 /// One page to re-encode. Jobs of one batch touch disjoint bytes and may run on several threads.
@@ -86,7 +86,8 @@ pub fn apply_relief(
         }
     }
     if !plan.demand_pages.is_empty() {
-        relief.compact_for(&plan.demand_pages, pool.shared.geometry.reserve_spans);
+        let reserve = pool.shared.geometry.reserve_spans;
+        relief.compact(|spans| spans.can_take(&plan.demand_pages, reserve));
     }
     Ok(relief.outcome)
 }
@@ -178,9 +179,7 @@ impl Relief<'_, '_> {
         };
         take(&mut targets);
         if targets.places.is_empty() {
-            let mut one_page = vec![0; self.shared.geometry.class_bytes.len()];
-            one_page[class] = 1;
-            self.compact_for(&one_page, 0);
+            self.compact(|spans| spans.can_take_one(class));
             take(&mut targets);
         }
         targets
@@ -208,8 +207,7 @@ impl Relief<'_, '_> {
                 continue;
             }
             // Swap the entry, then free the old page.
-            let owner = PageOwner { block, layer: layer as u16 };
-            state.spans.set(place, Slot::Held(owner));
+            state.spans.set(place, Slot::Held(block));
             let page = Page { offset: self.shared.page_offset(&state, place), format };
             state.blocks[block as usize].pages[layer] = page;
             state.used[format] += shape.page_bytes(format);
@@ -229,11 +227,8 @@ impl Relief<'_, '_> {
         }
     }
 
-    /// Makes room for `pages`, leaving `keep_empty` spans empty, and has the views follow.
-    fn compact_for(&mut self, pages: &[usize], keep_empty: usize) {
-        if self.shared.state().spans.can_take(pages, keep_empty) {
-            return;
-        }
+    /// Compacts until `enough` holds, as far as that helps, and has the views follow.
+    fn compact(&mut self, enough: impl Fn(&Spans) -> bool) {
         let mut holders = HashMap::new();
         for (index, sequence) in self.sequences.iter().enumerate() {
             for (group, table) in sequence.tables.iter().enumerate() {
@@ -242,18 +237,18 @@ impl Relief<'_, '_> {
                 }
             }
         }
-        let mut state = self.shared.state();
-        let movable = |block: u32| holders.contains_key(&block);
-        let moves = self.shared.compact(&mut state, pages, keep_empty, movable);
-        drop(state);
-        self.outcome.moved_pages += moves.len();
-        for relocation in moves {
-            let PageOwner { block, layer } = relocation.owner;
+        let sequences = &mut *self.sequences;
+        let mut moved_pages = 0;
+        let moved = |block: u32, record: &BlockRecord, layer: usize| {
+            moved_pages += 1;
             // Only pages of these holders are movable.
-            let Some(&(index, group, entry)) = holders.get(&block) else { continue };
-            let offset = (relocation.to / PAGE_ALIGN) as u32;
-            self.sequences[index].move_page(group, entry, layer as usize, offset);
-        }
+            let Some(&(index, group, entry)) = holders.get(&block) else { return };
+            sequences[index].move_page(group, entry, layer, record.pages[layer].offset);
+        };
+        let mut state = self.shared.state();
+        self.shared.compact(&mut state, enough, |block, _| holders.contains_key(&block), moved);
+        drop(state);
+        self.outcome.moved_pages += moved_pages;
     }
 }
 
