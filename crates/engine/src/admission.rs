@@ -1,9 +1,10 @@
 //! Whether a request can be served, before it starts: bytes needed under its lowest permitted rung.
 
 use reef_kv::page::PageFormat;
-use reef_kv::{BlockPool, Fidelity, minimum_budget_bytes};
+use reef_kv::{BlockPool, Fidelity, Ladder, Rung, minimum_budget_bytes};
 
 use crate::request::Request;
+use crate::session::Rules;
 
 /// Why a request can never be served, with the numbers and the mend.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -49,8 +50,39 @@ pub enum Refusal {
         budget_bytes: usize,
         /// Tokens that fit.
         capacity: usize,
-        /// The next looser contract's name.
-        next: &'static str,
+        /// The strictest contract under which it would fit, or what else would help.
+        next: String,
+    },
+    /// A format at seal that the contract does not permit.
+    #[error(
+        "every sealed block is to be {format}, which `{contract}` does not permit: use --kv-format f16, \
+         or permit `{needs}`"
+    )]
+    Format {
+        /// The format at seal.
+        format: &'static str,
+        /// The contract's name.
+        contract: &'static str,
+        /// The strictest contract that permits the format.
+        needs: &'static str,
+    },
+    /// A limit of kept tokens under a contract or a ladder that drops none.
+    #[error(
+        "at most {tokens} tokens are to be kept, but {what} drops none: lift the limit, or permit `evict`"
+    )]
+    TokenBudget {
+        /// The limit in tokens.
+        tokens: usize,
+        /// What stands in the way: the contract or the ladder.
+        what: String,
+    },
+    /// A pinned layer that the model does not have.
+    #[error("pinned layer {layer} is not one of the model's {layers} layers: name layers from 0")]
+    PinnedLayer {
+        /// The layer asked for.
+        layer: usize,
+        /// Layers of the model.
+        layers: usize,
     },
     /// Even one block with what must stay does not fit.
     #[error(
@@ -67,16 +99,44 @@ pub enum Refusal {
     },
 }
 
-/// The limit of generated tokens for `request`, alone in `pool`.
+/// Checks that the treatment asked for by `rules` is one that `contract` permits and `ladder` has a rung
+/// for: nothing that was asked for is quietly left undone.
+///
+/// # Errors
+/// A [`Refusal`] that names the two and the mend.
+pub fn check_rules(rules: &Rules, ladder: &Ladder, contract: Fidelity) -> Result<(), Refusal> {
+    let format = rules.format_at_seal;
+    if !contract.permits_format(format) {
+        let permits = |looser: &Fidelity| looser.permits_format(format);
+        let needs = Fidelity::ALL.into_iter().find(permits).unwrap_or(Fidelity::Evict).name();
+        return Err(Refusal::Format { format: format.name(), contract: contract.name(), needs });
+    }
+    let Some(tokens) = rules.token_budget else { return Ok(()) };
+    if !contract.permits(Rung::Evict) {
+        return Err(Refusal::TokenBudget { tokens, what: format!("`{}`", contract.name()) });
+    }
+    if !ladder.permits(contract, Rung::Evict) {
+        return Err(Refusal::TokenBudget { tokens, what: "a ladder without `evict`".into() });
+    }
+    Ok(())
+}
+
+/// The limit of generated tokens for `request`, alone in `pool`, under `rules`.
 ///
 /// # Errors
 /// A [`Refusal`] if it can never be served; nothing was changed.
-pub fn admit(pool: &BlockPool, context: usize, request: &Request) -> Result<usize, Refusal> {
+pub fn admit(
+    pool: &BlockPool,
+    rules: &Rules,
+    context: usize,
+    request: &Request,
+) -> Result<usize, Refusal> {
     if request.prompt.is_empty() {
         return Err(Refusal::EmptyPrompt);
     }
     request.sampling.check().map_err(Refusal::Sampling)?;
     let contract = request.fidelity;
+    check_rules(rules, &pool.config().ladder, contract)?;
     let budget_bytes = pool.config().budget_bytes;
     let minimum_bytes = minimum_budget_bytes(pool.config(), contract);
     if budget_bytes < minimum_bytes {
@@ -84,7 +144,7 @@ pub fn admit(pool: &BlockPool, context: usize, request: &Request) -> Result<usiz
         return Err(Refusal::BelowMinimum { budget_bytes, minimum_bytes, contract });
     }
     let prompt = request.prompt.len();
-    if contract == Fidelity::Evict {
+    if pool.config().ladder.permits(contract, Rung::Evict) {
         let rest = context.saturating_sub(prompt).max(1);
         return Ok(request.max_tokens.unwrap_or(rest));
     }
@@ -93,25 +153,42 @@ pub fn admit(pool: &BlockPool, context: usize, request: &Request) -> Result<usiz
         return Err(Refusal::Context { prompt, max_tokens: asked, context });
     }
     // The last generated token is never computed, so it takes no room.
-    let capacity = pool.token_limit(contract).unwrap_or(context).min(context);
+    let capacity = capacity(pool, rules, contract).unwrap_or(context).min(context);
     if prompt + asked - 1 > capacity {
-        return Err(too_large(pool, contract, prompt, asked, capacity));
+        return Err(too_large(pool, rules, contract, (prompt, asked), capacity));
     }
     Ok(request.max_tokens.unwrap_or(capacity - prompt + 1))
 }
 
+/// The format that every sealed block of `contract` can be in.
+fn floor(pool: &BlockPool, rules: &Rules, contract: Fidelity) -> PageFormat {
+    let floor = pool.config().floor(contract);
+    // Sealed blocks that the rules keep in f16 only the ladder brings down.
+    let all_at_seal = rules.sink_tokens == 0 && rules.tail_tokens == 0;
+    if all_at_seal { floor.max(rules.format_at_seal) } else { floor }
+}
+
+/// Most tokens of `contract` that the pool holds; `None` where there is no limit.
+fn capacity(pool: &BlockPool, rules: &Rules, contract: Fidelity) -> Option<usize> {
+    match pool.config().ladder.permits(contract, Rung::Evict) {
+        true => None,
+        false => pool.capacity_tokens(floor(pool, rules, contract)),
+    }
+}
+
 fn too_large(
     pool: &BlockPool,
+    rules: &Rules,
     contract: Fidelity,
-    prompt: usize,
-    max_tokens: usize,
-    capacity: usize,
+    (prompt, max_tokens): (usize, usize),
+    capacity_tokens: usize,
 ) -> Refusal {
-    let floor: PageFormat = pool.config().floor(contract);
-    let next = match contract {
-        Fidelity::Exact => "`int8`",
-        _ => "`evict`",
+    let floor = floor(pool, rules, contract);
+    let holds = |looser: &Fidelity| {
+        let most = capacity(pool, rules, *looser);
+        *looser > contract && most.is_none_or(|most| prompt + max_tokens - 1 <= most)
     };
+    let next = Fidelity::ALL.into_iter().find(holds);
     Refusal::TooLarge {
         prompt,
         max_tokens,
@@ -119,7 +196,7 @@ fn too_large(
         contract: contract.name(),
         floor: floor.name(),
         budget_bytes: pool.config().budget_bytes,
-        capacity,
-        next,
+        capacity: capacity_tokens,
+        next: next.map_or("more rungs (--ladder)".into(), |next| format!("`{}`", next.name())),
     }
 }

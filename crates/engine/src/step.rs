@@ -7,7 +7,7 @@ use reef_kv::{BlockPool, ConfigError, GroupConfig, Ladder, PoolConfig, SequenceC
 use reef_model::runner::ModelRunner;
 use reef_model::spec::ModelSpec;
 
-use crate::admission::admit;
+use crate::admission::{Refusal, admit};
 use crate::request::{Event, FinishReason, Generation, Request, Usage};
 use crate::sampler::Sampler;
 use crate::session::{EngineError, Rules, Session};
@@ -26,9 +26,13 @@ pub struct EngineConfig {
     pub block_size: usize,
     /// How memory gives way.
     pub rules: Rules,
+    /// The rungs that relief may use, and in what order.
+    pub ladder: Ladder,
+    /// Layers of the model (index in the model) whose pages stay f16 whatever happens.
+    pub pinned_layers: Vec<usize>,
 }
 
-/// The KV pool's configuration for a model.
+/// The KV pool's configuration for a model: every rung, nothing pinned.
 pub fn pool_config(spec: &ModelSpec, block_size: usize, budget_bytes: usize) -> PoolConfig {
     let shape = spec.page_shape(block_size);
     let group = |group: &reef_model::spec::GroupSpec| GroupConfig {
@@ -39,6 +43,29 @@ pub fn pool_config(spec: &ModelSpec, block_size: usize, budget_bytes: usize) -> 
     };
     let groups = spec.groups.iter().map(group).collect();
     PoolConfig { groups, budget_bytes, prefault: false, ladder: Ladder::default() }
+}
+
+/// `config`, made by [`pool_config`] for `spec`, with the pages of `layers` (index in the model) held in
+/// f16 whatever happens; a layer named twice is pinned once.
+///
+/// # Errors
+/// A layer that the model does not have.
+pub fn with_pinned(
+    mut config: PoolConfig,
+    spec: &ModelSpec,
+    layers: &[usize],
+) -> Result<PoolConfig, Refusal> {
+    for &layer in layers {
+        if layer >= spec.layers {
+            return Err(Refusal::PinnedLayer { layer, layers: spec.layers });
+        }
+        let (group, index) = spec.group_of(layer);
+        let pinned = &mut config.groups[group].pinned;
+        if let Err(place) = pinned.binary_search(&index) {
+            pinned.insert(place, index);
+        }
+    }
+    Ok(config)
 }
 
 /// A pool that holds `tokens` tokens at f16 and the open blocks of a prefill chunk, so that relief never
@@ -72,11 +99,15 @@ impl Engine {
     /// Maps the KV memory.
     ///
     /// # Errors
-    /// A budget that is too small for the model or more than the system gives.
-    pub fn new(runner: ModelRunner, config: EngineConfig) -> Result<Engine, ConfigError> {
-        let EngineConfig { budget_bytes, prefault, block_size, rules } = config;
-        let pool_config = pool_config(runner.spec(), block_size, budget_bytes);
-        let pool = BlockPool::new(PoolConfig { prefault, ..pool_config })?;
+    /// A budget that is too small for the model or more than the system gives; a pinned layer that the
+    /// model does not have.
+    pub fn new(runner: ModelRunner, config: EngineConfig) -> Result<Engine, EngineError> {
+        let EngineConfig { budget_bytes, prefault, block_size, rules, ladder, pinned_layers } =
+            config;
+        let spec = runner.spec();
+        let plain = pool_config(spec, block_size, budget_bytes);
+        let pool_config = with_pinned(plain, spec, &pinned_layers)?;
+        let pool = BlockPool::new(PoolConfig { prefault, ladder, ..pool_config })?;
         Ok(Engine { runner, pool, rules, next_request: 0 })
     }
 
@@ -101,7 +132,7 @@ impl Engine {
         sink: &mut Sink<'_>,
     ) -> Result<Generation, EngineError> {
         let context = self.runner.spec().trained_context;
-        let max_tokens = admit(&self.pool, context, request)?;
+        let max_tokens = admit(&self.pool, &self.rules, context, request)?;
         let config = SequenceConfig {
             request: self.next_request,
             contract: request.fidelity,

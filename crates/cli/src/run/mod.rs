@@ -13,7 +13,7 @@ use anyhow::{Context as _, bail};
 use reef_engine::session::Rules;
 use reef_engine::{Engine, EngineConfig, Request, Sampling};
 use reef_kv::page::PageFormat;
-use reef_kv::{Fidelity, TAIL_TOKENS, policy};
+use reef_kv::{Fidelity, Ladder, TAIL_TOKENS, policy};
 use reef_model::gguf::Gguf;
 use reef_model::tokenizer::{Encode, Tokenizer};
 
@@ -169,7 +169,14 @@ fn engine(args: &Args, gguf: &Gguf) -> anyhow::Result<Engine> {
     let policy = policy::by_name(&args.policy, TAIL_TOKENS)?;
     let rules = Rules { policy, format_at_seal: args.kv_format, ..Rules::default() };
     let budget_bytes = usize::try_from(budget).context("--kv-memory is too large")?;
-    let config = EngineConfig { budget_bytes, prefault: args.prefault, block_size, rules };
+    let config = EngineConfig {
+        budget_bytes,
+        prefault: args.prefault,
+        block_size,
+        rules,
+        ladder: Ladder::default(),
+        pinned_layers: Vec::new(),
+    };
     Ok(Engine::new(runner, config)?)
 }
 

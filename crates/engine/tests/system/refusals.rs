@@ -4,11 +4,12 @@ use std::ops::ControlFlow;
 
 use reef_engine::session::EngineError;
 use reef_engine::step::pool_config;
-use reef_engine::{Engine, Request, Sampling};
-use reef_kv::{Fidelity, minimum_budget_bytes};
+use reef_engine::{Engine, EngineConfig, Request, Sampling};
+use reef_kv::page::PageFormat;
+use reef_kv::{Fidelity, Ladder, minimum_budget_bytes};
 
 use super::contracts::budget_for;
-use super::support::drive::{engine, generate, greedy};
+use super::support::drive::{engine, engine_config, generate, greedy};
 use super::support::random::Random;
 use super::support::tiny::{Tiny, Weights};
 
@@ -54,7 +55,10 @@ fn too_many_tokens_for_exact_and_for_int8() {
     );
     let line = refused(&mut engine, &greedy(&prompt, 725, Fidelity::Int8));
     let capacity = engine.pool().token_limit(Fidelity::Int8).unwrap().to_string();
-    assert_names(&line, &["300", "725", "int8", &budget, &capacity, "evict"]);
+    // The contract that is named would do.
+    let int4 = engine.pool().token_limit(Fidelity::Int4).unwrap();
+    let next = if int4 >= 300 + 725 - 1 { "`int4`" } else { "`evict`" };
+    assert_names(&line, &["300", "725", "int8", &budget, &capacity, next]);
     assert_eq!(generate(&mut engine, &greedy(&prompt, 725, Fidelity::Evict)).token_ids.len(), 725);
 }
 
@@ -117,4 +121,71 @@ fn a_token_outside_the_vocabulary() {
     assert_names(&error.to_string(), &["500", "101"]);
     assert_eq!(engine.pool().accounts().used_bytes(), 0);
     assert_eq!(generate(&mut engine, &greedy(&[1, 50], 5, Fidelity::Evict)).token_ids.len(), 5);
+}
+
+/// An engine with room for 400 tokens and other rules, ladder or pins.
+fn configured(change: impl FnOnce(&mut EngineConfig)) -> Result<Engine, EngineError> {
+    let mut config = engine_config(budget_for(tiny(), 400));
+    change(&mut config);
+    Engine::new(tiny().build().plain_runner(), config)
+}
+
+/// Every format at seal under every contract: served where the contract permits the format, refused
+/// with both names and the mend where not (never ignored).
+#[test]
+fn a_format_at_seal_that_the_contract_does_not_permit() {
+    for format in PageFormat::ALL {
+        let mut engine = configured(|config| config.rules.format_at_seal = format).unwrap();
+        for fidelity in Fidelity::ALL {
+            let request = greedy(&[1, 2, 3], 40, fidelity);
+            if fidelity.permits_format(format) {
+                let generation = generate(&mut engine, &request);
+                assert!(generation.usage.kv.tokens_by_format[format] > 0.0, "{format:?}");
+                continue;
+            }
+            let line = refused(&mut engine, &request);
+            let fits = Fidelity::ALL.into_iter().find(|f| f.permits_format(format)).unwrap();
+            assert_names(&line, &[format.name(), fidelity.name(), fits.name(), "--kv-format f16"]);
+        }
+    }
+}
+
+#[test]
+fn a_token_budget_where_nothing_may_be_dropped() {
+    let mut engine = configured(|config| config.rules.token_budget = Some(200)).unwrap();
+    for fidelity in [Fidelity::Exact, Fidelity::Int8, Fidelity::Int4] {
+        let line = refused(&mut engine, &greedy(&[1, 2, 3], 5, fidelity));
+        assert_names(&line, &["200", fidelity.name(), "`evict`"]);
+    }
+    let prompt = Random(1).tokens(300, tiny().vocabulary);
+    let kv = generate(&mut engine, &greedy(&prompt, 40, Fidelity::Evict)).usage.kv;
+    assert!(kv.dropped_tokens >= 100.0, "{kv:?}");
+    let mut engine = configured(|config| {
+        config.rules.token_budget = Some(200);
+        config.ladder = Ladder::parse("int8").unwrap();
+    })
+    .unwrap();
+    let line = refused(&mut engine, &greedy(&[1, 2, 3], 5, Fidelity::Evict));
+    assert_names(&line, &["200", "ladder", "`evict`"]);
+}
+
+#[test]
+fn a_pinned_layer_that_is_none() {
+    let error = configured(|config| config.pinned_layers = vec![0, 3]).err().unwrap();
+    assert_names(&error.to_string(), &["layer 3", "3 layers"]);
+    assert!(configured(|config| config.pinned_layers = vec![2, 0, 2]).is_ok());
+}
+
+/// Without rungs there is only f16, whatever the contract permits; the refusal says what would help.
+#[test]
+fn a_ladder_without_the_rungs_that_a_request_needs() {
+    let mut engine = configured(|config| config.ladder = Ladder::parse("none").unwrap()).unwrap();
+    let prompt = Random(1).tokens(300, tiny().vocabulary);
+    let capacity = engine.pool().capacity_tokens(PageFormat::F16).unwrap();
+    for fidelity in Fidelity::ALL {
+        let line = refused(&mut engine, &greedy(&prompt, 500, fidelity));
+        assert_names(&line, &["300", "500", "f16", &capacity.to_string(), "--ladder"]);
+    }
+    let fits = greedy(&prompt, capacity - 300, Fidelity::Evict);
+    assert_eq!(generate(&mut engine, &fits).usage.kv.relief, []);
 }

@@ -9,6 +9,7 @@ use reef_kv::policy::Sinks;
 use reef_kv::{ConfigError, Fidelity, check_invariants};
 use reef_model::runner::{Activations, RunnerOptions};
 
+use super::support::drive::engine_config;
 use super::support::random::Random;
 use super::support::tiny::{Tiny, TinyModel, Weights, options};
 
@@ -45,10 +46,10 @@ fn play(model: &TinyModel, seed: u64, outcomes: &mut Outcomes) {
     let tail_tokens = [128, 64][random.below(2)];
     let rules = Rules { policy: Box::new(Sinks { tail_tokens }), ..Rules::default() };
     let options = RunnerOptions { block_size, ..options(Activations::Int8) };
-    let config = EngineConfig { budget_bytes, prefault: false, block_size, rules };
+    let config = EngineConfig { block_size, rules, ..engine_config(budget_bytes) };
     let mut engine = match Engine::new(model.runner(options), config) {
         Ok(engine) => engine,
-        Err(ConfigError::BudgetTooSmall { .. }) => {
+        Err(EngineError::Pool(ConfigError::BudgetTooSmall { .. })) => {
             outcomes.no_pool += 1;
             return;
         }

@@ -3,7 +3,7 @@
 use reef_engine::session::{Rules, Session};
 use reef_engine::step::pool_config;
 use reef_engine::{Engine, EngineConfig, Generation, Request, Sampling};
-use reef_kv::{BlockPool, Fidelity, SequenceConfig};
+use reef_kv::{BlockPool, Fidelity, Ladder, SequenceConfig};
 use reef_model::runner::ModelRunner;
 
 /// A pool that holds `tokens` tokens at f16 with room to spare.
@@ -98,11 +98,21 @@ fn add_row(scores: &mut Scores, logits: &[f32], next: Option<&u32>) {
     }
 }
 
+/// An engine's configuration with blocks of 32, every rung and nothing pinned.
+pub fn engine_config(budget_bytes: usize) -> EngineConfig {
+    EngineConfig {
+        budget_bytes,
+        prefault: false,
+        block_size: 32,
+        rules: Rules::default(),
+        ladder: Ladder::default(),
+        pinned_layers: Vec::new(),
+    }
+}
+
 /// An engine with blocks of 32.
 pub fn engine(runner: ModelRunner, budget_bytes: usize) -> Engine {
-    let config =
-        EngineConfig { budget_bytes, prefault: false, block_size: 32, rules: Rules::default() };
-    Engine::new(runner, config).unwrap()
+    Engine::new(runner, engine_config(budget_bytes)).unwrap()
 }
 
 /// A greedy request.
