@@ -47,7 +47,7 @@ pub enum Scaling {
 
 impl PartFormat {
     /// Bits of a value, scales apart.
-    pub fn bits(self) -> usize {
+    pub const fn bits(self) -> usize {
         match self {
             PartFormat::F16 => 16,
             PartFormat::U8 | PartFormat::E4M3 | PartFormat::E5M2 => 8,
@@ -56,7 +56,7 @@ impl PartFormat {
     }
 
     /// What goes with the codes.
-    pub fn scaling(self) -> Scaling {
+    pub const fn scaling(self) -> Scaling {
         match self {
             PartFormat::F16 => Scaling::None,
             PartFormat::U8 | PartFormat::U4 => Scaling::Grouped,
@@ -106,7 +106,7 @@ impl PageFormat {
     }
 
     /// How K is stored.
-    pub fn keys(self) -> PartFormat {
+    pub const fn keys(self) -> PartFormat {
         match self {
             PageFormat::F16 => PartFormat::F16,
             PageFormat::Int8 | PageFormat::K8V4 => PartFormat::U8,
@@ -117,7 +117,7 @@ impl PageFormat {
     }
 
     /// How V is stored.
-    pub fn values(self) -> PartFormat {
+    pub const fn values(self) -> PartFormat {
         match self {
             PageFormat::K8V4 => PartFormat::U4,
             other => other.keys(),
