@@ -1,169 +1,14 @@
 //! Paged attention: against softmax in f64, and bit for bit across tiers, batches and threads.
 
+#[path = "support/attention.rs"]
+mod support;
+
 use proptest::prelude::*;
-use reef_kernels::attention::{AttentionScratch, AttentionShape, SequenceRows, paged_attention};
+use reef_kernels::attention::{AttentionShape, SequenceRows};
 use reef_kernels::dispatch::Tier;
-use reef_kernels::page::{decode_page, reencode, write_kv};
-use reef_kernels::pool::BarrierPool;
-use reef_kv::page::{PAGE_ALIGN, PageFormat, PageRef};
-
-/// Deterministic numbers in -1..1.
-fn noise(seed: u64, count: usize) -> Vec<f32> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    (0..count)
-        .map(|_| {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            (state >> 40) as f32 / (1u32 << 23) as f32 - 1.0
-        })
-        .collect()
-}
-
-/// One sequence in an arena whose every byte outside live tokens is NaN.
-struct World {
-    shape: AttentionShape,
-    arena: Vec<u8>,
-    pages: Vec<PageRef>,
-    /// Tokens at positions `0..length`.
-    length: usize,
-    runs: usize,
-    /// `[runs][length][heads * head_dim]`: a query for every position.
-    queries: Vec<f32>,
-}
-
-impl World {
-    /// `formats(block)`: `None` drops the block. Blocks that are not full stay f16.
-    fn new(
-        shape: AttentionShape,
-        length: usize,
-        runs: usize,
-        seed: u64,
-        formats: impl Fn(usize) -> Option<PageFormat>,
-    ) -> World {
-        let page_shape = shape.page();
-        let channels = shape.kv_heads * shape.head_dim;
-        let mut world = World {
-            shape,
-            arena: Vec::new(),
-            pages: Vec::new(),
-            length,
-            runs,
-            queries: noise(seed ^ 77, runs * length * shape.heads * shape.head_dim)
-                .iter()
-                .map(|x| x * 4.0)
-                .collect(),
-        };
-        for first in (0..length).step_by(shape.block_size) {
-            let tokens = shape.block_size.min(length - first);
-            let Some(mut format) = formats(first / shape.block_size) else { continue };
-            let mut page = vec![0xff; page_shape.page_bytes(PageFormat::F16)];
-            for slot in 0..tokens {
-                let kv = noise(seed + (first + slot) as u64 * 7919, 2 * channels);
-                let (k, v) = kv.split_at(channels);
-                write_kv(Tier::Scalar, &page_shape, &mut page, slot, k, v);
-            }
-            if tokens < shape.block_size {
-                format = PageFormat::F16;
-            }
-            if format == PageFormat::Int8 {
-                let mut small = vec![0xff; page_shape.page_bytes(format)];
-                reencode(Tier::Scalar, &page_shape, PageFormat::F16, format, &page, &mut small)
-                    .unwrap();
-                page = small;
-            }
-            // A freed page between any two live ones.
-            world.arena.resize(world.arena.len() + 3 * PAGE_ALIGN, 0xff);
-            world.pages.push(PageRef {
-                offset: (world.arena.len() / PAGE_ALIGN) as u32,
-                first: first as u32,
-                format,
-                run: (first / shape.block_size * runs / length.div_ceil(shape.block_size)) as u8,
-            });
-            world.arena.extend(page);
-        }
-        world
-    }
-
-    /// The queries of rows `first..first + rows`, `[runs][rows][heads * head_dim]`.
-    fn queries(&self, first: usize, rows: usize) -> Vec<f32> {
-        let row = self.shape.heads * self.shape.head_dim;
-        let of_run = |run: usize| (run * self.length + first) * row;
-        (0..self.runs)
-            .flat_map(|run| &self.queries[of_run(run)..of_run(run) + rows * row])
-            .copied()
-            .collect()
-    }
-
-    fn attend(&self, tier: Tier, threads: usize, first: usize, rows: usize) -> Vec<f32> {
-        let queries = self.queries(first, rows);
-        let sequence = SequenceRows {
-            pages: &self.pages,
-            first_position: first as u32,
-            rows,
-            queries: &queries,
-        };
-        attend(tier, threads, &self.shape, &[sequence], &self.arena)
-    }
-
-    /// Softmax in f64 over the decoded pages.
-    fn naive(&self, position: usize) -> Vec<f64> {
-        let (shape, page_shape) = (&self.shape, self.shape.page());
-        let dim = shape.head_dim;
-        let count = shape.kv_heads * shape.block_size * dim;
-        let mut out = vec![0f64; shape.heads * dim];
-        let (mut keys, mut values) = (vec![0f32; count], vec![0f32; count]);
-        for head in 0..shape.heads {
-            let mut tokens = Vec::new();
-            for page in &self.pages {
-                let bytes = &self.arena[page.byte_offset()..];
-                decode_page(&page_shape, page.format, bytes, &mut keys, &mut values);
-                let row = (usize::from(page.run) * self.length + position) * shape.heads + head;
-                let query = &self.queries[row * dim..(row + 1) * dim];
-                for slot in 0..shape.block_size {
-                    let token = page.first as usize + slot;
-                    let past = shape.window.is_some_and(|window| token + window <= position);
-                    if token > position || past {
-                        continue;
-                    }
-                    let at = (head / shape.group_heads() * shape.block_size + slot) * dim;
-                    let key = &keys[at..at + dim];
-                    let score: f64 =
-                        query.iter().zip(key).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum();
-                    let value = values[at..at + dim].to_vec();
-                    tokens.push((score * f64::from(shape.scale), value));
-                }
-            }
-            let max = tokens.iter().map(|t| t.0).fold(f64::NEG_INFINITY, f64::max);
-            let sum: f64 = tokens.iter().map(|t| (t.0 - max).exp()).sum();
-            for (score, value) in &tokens {
-                for (channel, value) in value.iter().enumerate() {
-                    out[head * dim + channel] += (score - max).exp() / sum * f64::from(*value);
-                }
-            }
-        }
-        out
-    }
-}
-
-fn attend(
-    tier: Tier,
-    threads: usize,
-    shape: &AttentionShape,
-    sequences: &[SequenceRows<'_>],
-    arena: &[u8],
-) -> Vec<f32> {
-    let pool = BarrierPool::new(threads);
-    let rows: usize = sequences.iter().map(|s| s.rows).sum();
-    let mut scratch = AttentionScratch::new(&[*shape], 1, 64, threads);
-    let mut out = vec![f32::NAN; rows * shape.heads * shape.head_dim];
-    paged_attention(tier, &pool, shape, sequences, arena, &mut scratch, &mut out);
-    out
-}
-
-fn bits(x: &[f32]) -> Vec<u32> {
-    x.iter().map(|x| x.to_bits()).collect()
-}
+use reef_kernels::page::write_kv;
+use reef_kv::page::{PAGE_ALIGN, PageFormat};
+use support::{World, attend, bits};
 
 fn shapes() -> impl Strategy<Value = AttentionShape> {
     let ratios = proptest::sample::select(vec![1usize, 2, 3, 4, 5, 7, 8]);
@@ -182,11 +27,12 @@ fn shapes() -> impl Strategy<Value = AttentionShape> {
     )
 }
 
+/// One format for all blocks, or any for each.
 fn format_of(choice: u64, block: usize) -> PageFormat {
-    match choice {
-        0 => PageFormat::F16,
-        1 => PageFormat::Int8,
-        _ => PageFormat::ALL[(choice >> (block % 60)) as usize & 1],
+    let count = PageFormat::ALL.len();
+    match PageFormat::ALL.get(choice as usize) {
+        Some(format) => *format,
+        None => PageFormat::ALL[(choice >> (block % 50)) as usize % count],
     }
 }
 
@@ -199,7 +45,7 @@ proptest! {
         length in 1usize..600,
         runs in 1usize..4,
         rows in 1usize..41,
-        choice in prop_oneof![Just(0u64), Just(1), any::<u64>()],
+        choice in prop_oneof![0u64..6, any::<u64>()],
         drop in 0usize..6,
         seed: u64,
     ) {
@@ -243,7 +89,7 @@ const SMOLLM2: AttentionShape = AttentionShape {
 
 #[test]
 fn neighbours_in_the_batch_change_nothing() {
-    let mixed = |block: usize| Some(PageFormat::ALL[block % 2]);
+    let mixed = |block: usize| Some(PageFormat::ALL[block % 6]);
     let a = World::new(SMOLLM2, 700, 1, 3, mixed);
     let mut b = World::new(SMOLLM2, 90, 1, 4, mixed);
     let mut arena = a.arena.clone();

@@ -7,9 +7,10 @@
 // Indexed loops over const bounds unroll into registers; several arrays share each index.
 #![allow(clippy::needless_range_loop)]
 
+use super::element::{Byte, E4M3, E5M2, Element, Half, Nibble, unit};
 use super::schedule::{CHUNK_LINES, part_floats};
 use crate::simd::{LANES, Simd, avx2::Avx2, avx512::Avx512, exp};
-use reef_kv::page::{KEY_GROUP_MAX, VALUE_GROUP};
+use reef_kv::page::{KEY_GROUP_MAX, PageFormat, VALUE_GROUP};
 use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
 
 /// Lines to take next when `left` are left: few, evenly filled chunks.
@@ -39,18 +40,19 @@ pub(super) struct Lines {
     pub visible: *const (usize, usize),
 }
 
-/// One key group of one KV head. `k_scale` to `v_min` are used by int8 only.
+/// One key group of one KV head. `k_scale` to `v_min` are used by formats that have them.
 #[derive(Clone, Copy)]
 pub(super) struct Group {
     /// K values or codes, `[head_dim][tokens]`.
     pub k: *const u8,
     /// V values or codes, `[tokens][head_dim]`.
     pub v: *const u8,
-    /// f16 K scales, `[head_dim]`.
-    pub k_scale: *const u16,
+    /// f16 K scales, `[head_dim]`, or one f32.
+    pub k_scale: *const u8,
     /// f16 K minima, `[head_dim]`.
     pub k_min: *const u16,
-    /// f32 V scales, `[value_groups][32]`, as [`Kernels::spread`] leaves them.
+    /// f32 V scales times the unit of V, `[value_groups][32]`, as [`Kernels::spread`] leaves them; or
+    /// one f32, as it stands in the page.
     pub v_scale: *const f32,
     /// f32 V minima, the same.
     pub v_min: *const f32,
@@ -82,55 +84,19 @@ type ChunkKernel = unsafe fn(&Group, &Lines, &Bench);
 /// # Safety
 /// Every one needs the tier's features, and pointers valid for the sizes named at their fields.
 pub(super) struct Kernels {
-    /// A chunk of 1, 2, 3, 4 or 6 lines against an f16 group.
-    pub half: [ChunkKernel; CHUNK_LINES + 1],
-    /// The same against an int8 group.
-    pub code: [ChunkKernel; CHUNK_LINES + 1],
+    /// `[PageFormat][lines]`: a chunk of 1, 2, 3, 4 or 6 lines against a group of a format.
+    pub chunk: [[ChunkKernel; CHUNK_LINES + 1]; PageFormat::ALL.len()],
     /// `(query, factor, count, out)`: `out[i] = query[i] * factor`.
     pub scale: unsafe fn(*const f32, f32, usize, *mut f32),
-    /// `(halves, tokens, value_groups, out)`: f16 `[tokens][value_groups]` to f32
-    /// `[value_groups][32]`.
-    pub spread: unsafe fn(*const u16, usize, usize, *mut f32),
+    /// `(halves, tokens, value_groups, factor, out)`: f16 `[tokens][value_groups]` times `factor` to
+    /// f32 `[value_groups][32]`.
+    pub spread: unsafe fn(*const u16, usize, usize, f32, *mut f32),
     /// `(line, head_dim, part)`: ends a split of one line and writes its part record.
     pub close: unsafe fn(&Lines, usize, *mut f32),
     /// `(total, part, head_dim)`: appends a part record to the one in `total`.
     pub merge: unsafe fn(*mut f32, *const f32, usize),
     /// `(total, head_dim, out)`: divides by the sum.
     pub finish: unsafe fn(*const f32, usize, *mut f32),
-}
-
-/// How the numbers of a page become lanes.
-trait Element {
-    /// Stored type.
-    type Stored: Copy;
-    /// Whether scales and minima go with it.
-    const LOSSY: bool;
-    /// # Safety
-    /// Needs the tier of `S` and sixteen readable elements.
-    unsafe fn load<S: Simd>(p: *const Self::Stored) -> S::F;
-}
-
-struct Half;
-struct Code;
-
-impl Element for Half {
-    type Stored = u16;
-    const LOSSY: bool = false;
-    #[inline(always)]
-    unsafe fn load<S: Simd>(p: *const u16) -> S::F {
-        // SAFETY: the caller's contract.
-        unsafe { S::load_f16(p) }
-    }
-}
-
-impl Element for Code {
-    type Stored = u8;
-    const LOSSY: bool = true;
-    #[inline(always)]
-    unsafe fn load<S: Simd>(p: *const u8) -> S::F {
-        // SAFETY: the caller's contract.
-        unsafe { S::load_u8(p) }
-    }
 }
 
 /// How many accumulators the register file of a tier holds.
@@ -167,33 +133,37 @@ pub(super) fn prefetch<T>(p: *const T) {
 /// # Safety
 /// See [`Kernels`].
 #[inline(always)]
-unsafe fn chunk<S: Registers, E: Element, const LINES: usize>(
+unsafe fn chunk<S: Registers, K: Element, V: Element, const LINES: usize>(
     group: &Group,
     lines: &Lines,
     bench: &Bench,
 ) {
-    // SAFETY: the caller's contract; every helper below has the same.
+    // SAFETY: the caller's contract; every function below has the same.
     unsafe {
         let mut bias = [0f32; LINES];
         let mut query = lines.query;
-        if E::LOSSY {
-            bias = fold::<S, LINES>(group, query, bench.folded);
+        if K::GROUPED {
+            bias = fold::<S, K, LINES>(group, query, bench.folded);
+        } else if K::SCALED {
+            let factor = unit(K::FORMAT) * *group.k_scale.cast::<f32>();
+            scale::<S>(query, factor, LINES * group.head_dim, bench.folded);
+        }
+        if K::SCALED {
             query = bench.folded;
         }
         let vectors = group.tokens / LANES;
         if vectors == 2 && S::holds(LINES, 4) {
-            scores::<S, E, LINES, 2, 2>(group, query, &bias, 0, bench.scores);
+            scores::<S, K, LINES, 2, 2>(group, query, &bias, 0, bench.scores);
         } else {
             for vector in 0..vectors {
                 // Three lines of two streams just fit AVX2 where there is one vector of keys.
                 if S::holds(LINES, 2) || LINES == 3 {
-                    scores::<S, E, LINES, 1, 2>(group, query, &bias, vector, bench.scores);
+                    scores::<S, K, LINES, 1, 2>(group, query, &bias, vector, bench.scores);
                 } else {
-                    scores::<S, E, LINES, 1, 1>(group, query, &bias, vector, bench.scores);
+                    scores::<S, K, LINES, 1, 1>(group, query, &bias, vector, bench.scores);
                 }
             }
         }
-        let groups = group.head_dim.div_ceil(VALUE_GROUP);
         let visible = weigh::<S, LINES>(group, lines, bench.scores);
         // Tokens that all lines see; what only some see is done line by line, so that no line reads
         // the value of a token it must not see.
@@ -201,20 +171,20 @@ unsafe fn chunk<S: Registers, E: Element, const LINES: usize>(
         for line in 0..LINES {
             low = low.max(visible[line].0);
             high = high.min(visible[line].1);
-            if E::LOSSY && visible[line].0 < visible[line].1 {
-                spread_weights::<S>(group, lines, bench, line, groups);
+            if V::SCALED && visible[line].0 < visible[line].1 {
+                spread_weights::<S, V>(group, lines, bench, line, visible[line]);
             }
         }
         high = high.max(low);
-        let weights = if E::LOSSY { bench.weights } else { bench.scores };
+        let weights = if V::SCALED { bench.weights } else { bench.scores };
         for line in 0..LINES {
             let (first, last) = visible[line];
-            one_line::<S, E>(group, lines, line, (first, last.min(low)), weights);
+            one_line::<S, V>(group, lines, line, (first, last.min(low)), weights);
         }
-        accumulate::<S, E, LINES>(group, lines.values, weights, low, high);
+        accumulate::<S, V, LINES>(group, lines.values, weights, low, high);
         for line in 0..LINES {
             let (first, last) = visible[line];
-            one_line::<S, E>(group, lines, line, (first.max(high), last), weights);
+            one_line::<S, V>(group, lines, line, (first.max(high), last), weights);
         }
     }
 }
@@ -224,7 +194,7 @@ unsafe fn chunk<S: Registers, E: Element, const LINES: usize>(
 /// # Safety
 /// See [`Kernels`].
 #[inline(always)]
-unsafe fn one_line<S: Registers, E: Element>(
+unsafe fn one_line<S: Registers, V: Element>(
     group: &Group,
     lines: &Lines,
     line: usize,
@@ -234,26 +204,26 @@ unsafe fn one_line<S: Registers, E: Element>(
     if low >= high {
         return;
     }
-    let stride = weight_stride::<E>(group.head_dim);
+    let stride = weight_stride::<V>(group.head_dim);
     // SAFETY: the caller's contract.
     unsafe {
         let values = lines.values.add(line * group.head_dim);
-        accumulate::<S, E, 1>(group, values, weights.add(line * stride), low, high);
+        accumulate::<S, V, 1>(group, values, weights.add(line * stride), low, high);
     }
 }
 
 /// Floats between the weights of two lines.
 #[inline(always)]
-fn weight_stride<E: Element>(head_dim: usize) -> usize {
-    if E::LOSSY { head_dim.div_ceil(VALUE_GROUP) * KEY_GROUP_MAX } else { KEY_GROUP_MAX }
+fn weight_stride<V: Element>(head_dim: usize) -> usize {
+    if V::GROUPED { head_dim.div_ceil(VALUE_GROUP) * KEY_GROUP_MAX } else { KEY_GROUP_MAX }
 }
 
-/// `folded[line][d] = query[line][d] * k_scale[d]`; gives `sum_d query[line][d] * k_min[d]`.
+/// `folded[line][d] = query[line][d] * (unit * k_scale[d])`; gives `sum_d query[line][d] * k_min[d]`.
 ///
 /// # Safety
 /// See [`Kernels`].
 #[inline(always)]
-unsafe fn fold<S: Simd, const LINES: usize>(
+unsafe fn fold<S: Simd, K: Element, const LINES: usize>(
     group: &Group,
     query: *const f32,
     folded: *mut f32,
@@ -262,7 +232,8 @@ unsafe fn fold<S: Simd, const LINES: usize>(
     unsafe {
         let mut sums = [S::splat(0.0); LINES];
         for channel in (0..group.head_dim).step_by(LANES) {
-            let scale = S::load_f16(group.k_scale.add(channel));
+            let scale = S::load_f16(group.k_scale.cast::<u16>().add(channel));
+            let scale = S::mul(S::splat(unit(K::FORMAT)), scale);
             let min = S::load_f16(group.k_min.add(channel));
             for (line, sum) in sums.iter_mut().enumerate() {
                 let at = line * group.head_dim + channel;
@@ -288,7 +259,7 @@ unsafe fn fold<S: Simd, const LINES: usize>(
 #[inline(always)]
 unsafe fn scores<
     S: Simd,
-    E: Element,
+    K: Element,
     const LINES: usize,
     const VECTORS: usize,
     const STREAMS: usize,
@@ -306,11 +277,11 @@ unsafe fn scores<
         for line in 0..LINES {
             sums[0][line] = [S::splat(bias[line]); VECTORS];
         }
-        dot::<S, E, LINES, VECTORS, STREAMS>(group, query, vector, 0, &mut sums);
+        dot::<S, K, LINES, VECTORS, STREAMS>(group, query, vector, 0, &mut sums);
         let mut odd = sums[STREAMS - 1];
         if STREAMS == 1 {
             let mut rest = [zero; STREAMS];
-            dot::<S, E, LINES, VECTORS, STREAMS>(group, query, vector, 1, &mut rest);
+            dot::<S, K, LINES, VECTORS, STREAMS>(group, query, vector, 1, &mut rest);
             odd = rest[0];
         }
         for line in 0..LINES {
@@ -329,7 +300,7 @@ unsafe fn scores<
 #[inline(always)]
 unsafe fn dot<
     S: Simd,
-    E: Element,
+    K: Element,
     const LINES: usize,
     const VECTORS: usize,
     const STREAMS: usize,
@@ -342,16 +313,18 @@ unsafe fn dot<
 ) {
     // SAFETY: the caller's contract.
     unsafe {
-        let keys = group.k.cast::<E::Stored>().add(vector * LANES);
-        let ahead = group.ahead_k.cast::<E::Stored>().wrapping_add(vector * LANES);
+        // Two vectors of keys make a whole group of 32 tokens.
+        let of_channel = if VECTORS == 2 { 2 } else { group.tokens / LANES };
+        let of_pair = 2 * of_channel * K::BYTES;
         for pair in (first..group.head_dim).step_by(2) {
+            if vector == 0 && first == 0 {
+                for line in (0..of_pair).step_by(CACHE_LINE) {
+                    prefetch(group.ahead_k.wrapping_add(pair / 2 * of_pair + line));
+                }
+            }
             for stream in 0..STREAMS {
                 let channel = pair + stream;
-                prefetch(ahead.wrapping_add(channel * group.tokens));
-                let mut key = [S::splat(0.0); VECTORS];
-                for (i, key) in key.iter_mut().enumerate() {
-                    *key = E::load::<S>(keys.add(channel * group.tokens + i * LANES));
-                }
+                let key = K::load_many::<S, VECTORS>(group.k, channel * of_channel + vector);
                 for line in 0..LINES {
                     let q = S::splat(*query.add(line * group.head_dim + channel));
                     for i in 0..VECTORS {
@@ -444,31 +417,45 @@ unsafe fn rescale<S: Simd>(head_dim: usize, lines: &Lines, line: usize, factor: 
     }
 }
 
-/// Weights of one line with the V scales of an int8 group folded in, and the weighted minima.
+/// Weights of one line with the V scales folded in, and the weighted minima of the tokens it sees.
 ///
 /// # Safety
 /// See [`Kernels`].
 #[inline(always)]
-unsafe fn spread_weights<S: Simd>(
+unsafe fn spread_weights<S: Simd, V: Element>(
     group: &Group,
     lines: &Lines,
     bench: &Bench,
     line: usize,
-    groups: usize,
+    visible: (usize, usize),
 ) {
+    let groups = if V::GROUPED { group.head_dim.div_ceil(VALUE_GROUP) } else { 1 };
     // SAFETY: the caller's contract.
     unsafe {
+        let zero = S::splat(0.0);
         for value_group in 0..groups {
             let minima = lines.minima.add((line * groups + value_group) * LANES);
-            let mut sum = S::load(minima);
+            let mut sum = if V::GROUPED { S::load(minima) } else { zero };
             for token in (0..group.tokens).step_by(LANES) {
                 let at = value_group * KEY_GROUP_MAX + token;
                 let weight = S::load(bench.scores.add(line * KEY_GROUP_MAX + token));
-                sum = S::fma(weight, S::load(group.v_min.add(at)), sum);
-                let scaled = S::mul(weight, S::load(group.v_scale.add(at)));
-                S::store(bench.weights.add(line * groups * KEY_GROUP_MAX + at), scaled);
+                let mut scale = S::splat(unit(V::FORMAT) * *group.v_scale);
+                if V::GROUPED {
+                    let mut minimum = S::load(group.v_min.add(at));
+                    if visible != (0, group.tokens) {
+                        // A weight of 0 does not silence NaN.
+                        let bits = ((1u64 << visible.1) - (1u64 << visible.0)) >> token;
+                        minimum = S::select(bits as u16, minimum, zero);
+                    }
+                    sum = S::fma(weight, minimum, sum);
+                    scale = S::load(group.v_scale.add(at));
+                }
+                let out = bench.weights.add(line * groups * KEY_GROUP_MAX + at);
+                S::store(out, S::mul(weight, scale));
             }
-            S::store(minima, sum);
+            if V::GROUPED {
+                S::store(minima, sum);
+            }
         }
     }
 }
@@ -478,7 +465,7 @@ unsafe fn spread_weights<S: Simd>(
 /// # Safety
 /// See [`Kernels`].
 #[inline(always)]
-unsafe fn accumulate<S: Registers, E: Element, const LINES: usize>(
+unsafe fn accumulate<S: Registers, V: Element, const LINES: usize>(
     group: &Group,
     values: *mut f32,
     weights: *const f32,
@@ -490,15 +477,15 @@ unsafe fn accumulate<S: Registers, E: Element, const LINES: usize>(
     // SAFETY: the caller's contract.
     unsafe {
         while S::holds(LINES, 4) && first + 4 <= vectors {
-            accumulate_vectors::<S, E, LINES, 4>(group, values, weights, first, (low, high));
+            accumulate_vectors::<S, V, LINES, 4>(group, values, weights, first, (low, high));
             first += 4;
         }
         while S::holds(LINES, 2) && first + 2 <= vectors {
-            accumulate_vectors::<S, E, LINES, 2>(group, values, weights, first, (low, high));
+            accumulate_vectors::<S, V, LINES, 2>(group, values, weights, first, (low, high));
             first += 2;
         }
         while first < vectors {
-            accumulate_vectors::<S, E, LINES, 1>(group, values, weights, first, (low, high));
+            accumulate_vectors::<S, V, LINES, 1>(group, values, weights, first, (low, high));
             first += 1;
         }
     }
@@ -509,7 +496,7 @@ unsafe fn accumulate<S: Registers, E: Element, const LINES: usize>(
 /// # Safety
 /// See [`Kernels`].
 #[inline(always)]
-unsafe fn accumulate_vectors<S: Simd, E: Element, const LINES: usize, const VECTORS: usize>(
+unsafe fn accumulate_vectors<S: Simd, V: Element, const LINES: usize, const VECTORS: usize>(
     group: &Group,
     values: *mut f32,
     weights: *const f32,
@@ -517,9 +504,9 @@ unsafe fn accumulate_vectors<S: Simd, E: Element, const LINES: usize, const VECT
     (low, high): (usize, usize),
 ) {
     let dim = group.head_dim;
-    let stride = weight_stride::<E>(dim);
+    let stride = weight_stride::<V>(dim);
     // Vectors of one value group share a weight.
-    let of_vector = |i: usize| if E::LOSSY { (first + i) / 2 * KEY_GROUP_MAX } else { 0 };
+    let of_vector = |i: usize| if V::GROUPED { (first + i) / 2 * KEY_GROUP_MAX } else { 0 };
     // SAFETY: the caller's contract.
     unsafe {
         let zero = S::splat(0.0);
@@ -529,17 +516,17 @@ unsafe fn accumulate_vectors<S: Simd, E: Element, const LINES: usize, const VECT
                 sums[line][i] = S::load(values.add(line * dim + (first + i) * LANES));
             }
         }
-        let stored = group.v.cast::<E::Stored>().add(first * LANES);
-        let ahead = group.ahead_v.cast::<E::Stored>().wrapping_add(first * LANES);
-        let line = CACHE_LINE / size_of::<E::Stored>();
+        let of_token = dim / LANES;
+        // The pass that begins a cache line fetches it.
+        let fetch = (first * V::BYTES).is_multiple_of(CACHE_LINE);
         for token in low..high {
-            for i in (0..VECTORS * LANES).step_by(line) {
-                prefetch(ahead.wrapping_add(token * dim + i));
+            let at = token * of_token + first;
+            if fetch {
+                for line in (0..VECTORS * V::BYTES).step_by(CACHE_LINE) {
+                    prefetch(group.ahead_v.wrapping_add(at * V::BYTES + line));
+                }
             }
-            let mut value = [zero; VECTORS];
-            for (i, value) in value.iter_mut().enumerate() {
-                *value = E::load::<S>(stored.add(token * dim + i * LANES));
-            }
+            let value = V::load_many::<S, VECTORS>(group.v, at);
             for line in 0..LINES {
                 for i in 0..VECTORS {
                     let weight = S::splat(*weights.add(line * stride + of_vector(i) + token));
@@ -570,14 +557,21 @@ unsafe fn scale<S: Simd>(query: *const f32, factor: f32, count: usize, out: *mut
 /// # Safety
 /// See [`Kernels`].
 #[inline(always)]
-unsafe fn spread<S: Simd>(halves: *const u16, tokens: usize, groups: usize, out: *mut f32) {
+unsafe fn spread<S: Simd>(
+    halves: *const u16,
+    tokens: usize,
+    groups: usize,
+    factor: f32,
+    out: *mut f32,
+) {
     // SAFETY: the caller's contract. Known numbers of groups let the compiler use shuffles.
     unsafe {
+        let factor = S::splat(factor);
         match groups {
-            1 => spread_columns::<S, 1>(halves, tokens, out),
-            2 => spread_columns::<S, 2>(halves, tokens, out),
-            4 => spread_columns::<S, 4>(halves, tokens, out),
-            8 => spread_columns::<S, 8>(halves, tokens, out),
+            1 => spread_columns::<S, 1>(halves, tokens, factor, out),
+            2 => spread_columns::<S, 2>(halves, tokens, factor, out),
+            4 => spread_columns::<S, 4>(halves, tokens, factor, out),
+            8 => spread_columns::<S, 8>(halves, tokens, factor, out),
             _ => {
                 for group in 0..groups {
                     let out = out.add(group * KEY_GROUP_MAX);
@@ -585,8 +579,10 @@ unsafe fn spread<S: Simd>(halves: *const u16, tokens: usize, groups: usize, out:
                     for (token, half) in column.iter_mut().enumerate().take(tokens) {
                         *half = halves.add(token * groups + group).read_unaligned();
                     }
-                    S::store(out, S::load_f16(column.as_ptr()));
-                    S::store(out.add(LANES), S::load_f16(column.as_ptr().add(LANES)));
+                    for half in [0, LANES] {
+                        let column = S::load_f16(column.as_ptr().add(half));
+                        S::store(out.add(half), S::mul(factor, column));
+                    }
                 }
             }
         }
@@ -599,6 +595,7 @@ unsafe fn spread<S: Simd>(halves: *const u16, tokens: usize, groups: usize, out:
 unsafe fn spread_columns<S: Simd, const GROUPS: usize>(
     halves: *const u16,
     tokens: usize,
+    factor: S::F,
     out: *mut f32,
 ) {
     // SAFETY: the caller's contract.
@@ -613,7 +610,7 @@ unsafe fn spread_columns<S: Simd, const GROUPS: usize>(
             }
             for group in 0..GROUPS {
                 let column = S::load_f16(columns[group].as_ptr());
-                S::store(out.add(group * KEY_GROUP_MAX + token), column);
+                S::store(out.add(group * KEY_GROUP_MAX + token), S::mul(factor, column));
             }
         }
     }
@@ -677,14 +674,25 @@ macro_rules! tier {
             use super::*;
 
             #[target_feature(enable = $features)]
-            unsafe fn half<const LINES: usize>(g: &Group, l: &Lines, b: &Bench) {
+            unsafe fn chunk<K: Element, V: Element, const LINES: usize>(
+                group: &Group,
+                lines: &Lines,
+                bench: &Bench,
+            ) {
                 // SAFETY: the features are enabled here; the rest is the caller's contract.
-                unsafe { super::chunk::<$simd, Half, LINES>(g, l, b) }
+                unsafe { super::chunk::<$simd, K, V, LINES>(group, lines, bench) }
             }
-            #[target_feature(enable = $features)]
-            unsafe fn code<const LINES: usize>(g: &Group, l: &Lines, b: &Bench) {
-                // SAFETY: the same.
-                unsafe { super::chunk::<$simd, Code, LINES>(g, l, b) }
+            // No chunk has 0 or 5 lines (`chunk_lines`); their places hold a smaller kernel.
+            const fn chunks<K: Element, V: Element>() -> [ChunkKernel; CHUNK_LINES + 1] {
+                [
+                    chunk::<K, V, 1>,
+                    chunk::<K, V, 1>,
+                    chunk::<K, V, 2>,
+                    chunk::<K, V, 3>,
+                    chunk::<K, V, 4>,
+                    chunk::<K, V, 4>,
+                    chunk::<K, V, 6>,
+                ]
             }
             #[target_feature(enable = $features)]
             unsafe fn scale(query: *const f32, factor: f32, count: usize, out: *mut f32) {
@@ -692,9 +700,15 @@ macro_rules! tier {
                 unsafe { super::scale::<$simd>(query, factor, count, out) }
             }
             #[target_feature(enable = $features)]
-            unsafe fn spread(halves: *const u16, tokens: usize, groups: usize, out: *mut f32) {
+            unsafe fn spread(
+                halves: *const u16,
+                tokens: usize,
+                groups: usize,
+                factor: f32,
+                out: *mut f32,
+            ) {
                 // SAFETY: the same.
-                unsafe { super::spread::<$simd>(halves, tokens, groups, out) }
+                unsafe { super::spread::<$simd>(halves, tokens, groups, factor, out) }
             }
             #[target_feature(enable = $features)]
             unsafe fn close(line: &Lines, head_dim: usize, part: *mut f32) {
@@ -712,10 +726,16 @@ macro_rules! tier {
                 unsafe { super::finish::<$simd>(total, head_dim, out) }
             }
 
-            // No chunk has 0 or 5 lines (`chunk_lines`); their places hold a smaller kernel.
             pub(in super::super) static $table: Kernels = Kernels {
-                half: [half::<1>, half::<1>, half::<2>, half::<3>, half::<4>, half::<4>, half::<6>],
-                code: [code::<1>, code::<1>, code::<2>, code::<3>, code::<4>, code::<4>, code::<6>],
+                // In the order of `PageFormat::ALL`.
+                chunk: [
+                    chunks::<Half, Half>(),
+                    chunks::<Byte, Byte>(),
+                    chunks::<E4M3, E4M3>(),
+                    chunks::<E5M2, E5M2>(),
+                    chunks::<Byte, Nibble>(),
+                    chunks::<Nibble, Nibble>(),
+                ],
                 scale,
                 spread,
                 close,

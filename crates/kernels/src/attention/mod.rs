@@ -7,9 +7,10 @@
 //! order. So a row's result has the same bits whatever the batch, the chunk of the prompt, its
 //! neighbours, the number of threads and the tier.
 //!
-//! An int8 page costs no decoding pass: K scales fold into the query once per key group, V scales into
-//! the softmax weights, and the minima add up on the side.
+//! No format costs a decoding pass: K scales fold into the query once per key group, V scales into the
+//! softmax weights, and the minima add up on the side.
 
+mod element;
 #[cfg(target_arch = "x86_64")]
 mod kernel;
 pub mod scalar;

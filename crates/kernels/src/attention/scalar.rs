@@ -1,12 +1,14 @@
 //! The specification of attention in plain loops; also the path for CPUs without SIMD tiers.
 
+use super::element::unit;
 use super::{AttentionShape, SPLIT_TOKENS, SequenceRows};
 use crate::page::scalar::half_at;
 use crate::pool::BarrierPool;
 use crate::rows::for_each_row;
 use crate::scalar::{exp, reduce_add};
 use crate::simd::LANES;
-use reef_kv::page::{HeadLayout, PageFormat, PageRef, VALUE_GROUP};
+use half::f16;
+use reef_kv::page::{HeadLayout, PageFormat, PageRef, PartFormat, Scaling, VALUE_GROUP};
 
 /// Softmax over some tokens, not yet divided by the sum.
 struct Part {
@@ -43,7 +45,7 @@ struct Split {
     max: f32,
     /// Sum of the weights, by token modulo sixteen.
     lanes: [f32; LANES],
-    /// Weighted sum of values (f16) or codes (int8).
+    /// Weighted sum of values or codes.
     values: Vec<f32>,
     /// Weighted sum of the V minima of each value group, by token modulo sixteen.
     minima: Vec<[f32; LANES]>,
@@ -109,18 +111,27 @@ impl Group<'_> {
         let row = |channel| self.index * self.head_dim + channel;
         let mut folded = query.to_vec();
         let mut bias = [0f32; LANES];
-        if self.format == PageFormat::Int8 {
-            for (channel, query) in folded.iter_mut().enumerate() {
-                let min = half_at(self.page, self.at.k_min + 2 * row(channel));
-                bias[channel % LANES] = query.mul_add(min, bias[channel % LANES]);
-                *query *= half_at(self.page, self.at.k_scale + 2 * row(channel));
+        let format = self.format.keys();
+        match format.scaling() {
+            Scaling::None => {}
+            Scaling::Whole => {
+                let scale = unit(format) * single_at(self.page, self.at.k_scale);
+                folded.iter_mut().for_each(|query| *query *= scale);
+            }
+            Scaling::Grouped => {
+                for (channel, query) in folded.iter_mut().enumerate() {
+                    let min = half_at(self.page, self.at.k_min + 2 * row(channel));
+                    bias[channel % LANES] = query.mul_add(min, bias[channel % LANES]);
+                    *query *= unit(format) * half_at(self.page, self.at.k_scale + 2 * row(channel));
+                }
             }
         }
         // Even and odd channels.
         let mut sums = [vec![reduce_add(bias); self.tokens], vec![0.0; self.tokens]];
         for (channel, query) in folded.iter().enumerate() {
             for (token, sum) in sums[channel % 2].iter_mut().enumerate() {
-                let key = self.stored(self.at.k, row(channel) * self.tokens + token);
+                let key =
+                    stored(format, &self.page[self.at.k..], row(channel) * self.tokens + token);
                 *sum = query.mul_add(key, *sum);
             }
         }
@@ -135,33 +146,54 @@ impl Group<'_> {
             let row = (first + token) * value_groups + channel / VALUE_GROUP;
             half_at(self.page, part + 2 * row)
         };
+        let format = self.format.values();
+        let scale = |token: usize, channel: usize| match format.scaling() {
+            Scaling::None => 1.0,
+            Scaling::Whole => unit(format) * single_at(self.page, self.at.v_scale),
+            Scaling::Grouped => unit(format) * part(token, channel, self.at.v_scale),
+        };
         for (token, weight) in weights.iter().enumerate().take(high).skip(low) {
             for channel in 0..self.head_dim {
-                let stored = self.stored(self.at.v, (first + token) * self.head_dim + channel);
-                let weight = match self.format {
-                    PageFormat::F16 => *weight,
-                    _ => weight * part(token, channel, self.at.v_scale),
-                };
-                split.values[channel] = weight.mul_add(stored, split.values[channel]);
+                let index = (first + token) * self.head_dim + channel;
+                let value = stored(format, &self.page[self.at.v..], index);
+                let weight = weight * scale(token, channel);
+                split.values[channel] = weight.mul_add(value, split.values[channel]);
             }
         }
-        if self.format == PageFormat::Int8 {
+        if format.scaling() == Scaling::Grouped {
             for (group, lanes) in split.minima.iter_mut().enumerate() {
-                for token in 0..self.tokens {
+                for (token, weight) in weights.iter().enumerate() {
+                    // A weight of 0 does not silence NaN.
+                    let visible = (low..high).contains(&token);
                     let min = part(token, group * VALUE_GROUP, self.at.v_min);
-                    lanes[token % LANES] = weights[token].mul_add(min, lanes[token % LANES]);
+                    let min = if visible { min } else { 0.0 };
+                    lanes[token % LANES] = weight.mul_add(min, lanes[token % LANES]);
                 }
             }
         }
     }
+}
 
-    /// Value or code `index` of the part at byte `part`.
-    fn stored(&self, part: usize, index: usize) -> f32 {
-        match self.format {
-            PageFormat::F16 => half_at(self.page, part + 2 * index),
-            _ => f32::from(self.page[part + index]),
+/// Number `index` of a part, in units of [`unit`].
+fn stored(format: PartFormat, part: &[u8], index: usize) -> f32 {
+    match format {
+        PartFormat::F16 => half_at(part, 2 * index),
+        PartFormat::U8 => f32::from(part[index]),
+        PartFormat::U4 => {
+            let byte = part[index / (2 * LANES) * LANES + index % LANES];
+            f32::from(if (index / LANES).is_multiple_of(2) { byte & 15 } else { byte >> 4 })
         }
+        PartFormat::E4M3 => {
+            let code = u16::from(part[index]);
+            f16::from_bits((code & 0x80) << 8 | (code & 0x7f) << 7).to_f32()
+        }
+        PartFormat::E5M2 => f16::from_bits(u16::from(part[index]) << 8).to_f32(),
     }
+}
+
+/// The f32 at byte `at`.
+fn single_at(page: &[u8], at: usize) -> f32 {
+    f32::from_le_bytes([page[at], page[at + 1], page[at + 2], page[at + 3]])
 }
 
 /// One row of one query head. `queries(run)`: the unscaled query of the head, `[head_dim]`.

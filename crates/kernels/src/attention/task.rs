@@ -1,11 +1,12 @@
 //! The tasks of a batch, over the kernels of one tier.
 
+use super::element::unit;
 use super::kernel::{Bench, CACHE_LINE, Group, Kernels, Lines, chunk_lines, prefetch};
 use super::schedule::{AttentionScratch, Plan, ThreadScratch, part_floats};
 use super::{AttentionShape, SequenceRows};
 use crate::pool::BarrierPool;
 use crate::simd::LANES;
-use reef_kv::page::{PageFormat, PageRef, PageShape};
+use reef_kv::page::{PageRef, PageShape, PartFormat, Scaling};
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
@@ -375,10 +376,7 @@ impl Batch<'_> {
                 (source.ahead_k, source.ahead_v) = self.stored(kv_head, page, group);
                 self.fetch_scales(kv_head, page, group);
             }
-            let kernels = match page.format {
-                PageFormat::F16 => &self.kernels.half,
-                _ => &self.kernels.code,
-            };
+            let kernels = &self.kernels.chunk[page.format as usize];
             let bench = Bench {
                 folded: own.folded.pointer(),
                 scores: own.scores.pointer(),
@@ -402,21 +400,24 @@ impl Batch<'_> {
     /// Where the K and V of a key group lie.
     fn stored(&self, kv_head: usize, page: &PageRef, group: usize) -> (*const u8, *const u8) {
         let at = self.page.head(page.format, kv_head);
-        let value_bytes = match page.format {
-            PageFormat::F16 => 2,
-            _ => 1,
-        };
-        let skip = group * self.page.key_group() * self.shape.head_dim * value_bytes;
+        let values = group * self.page.key_group() * self.shape.head_dim;
+        let skip = |part: PartFormat| values * part.bits() / 8;
         let bytes = &self.arena[page.byte_offset()..];
-        (bytes[at.k + skip..].as_ptr(), bytes[at.v + skip..].as_ptr())
+        let k = at.k + skip(page.format.keys());
+        let v = at.v + skip(page.format.values());
+        (bytes[k..].as_ptr(), bytes[v..].as_ptr())
     }
 
     /// Fetches the scales of a key group into the cache; f16 has none.
     fn fetch_scales(&self, kv_head: usize, page: &PageRef, group: usize) {
-        if page.format == PageFormat::F16 {
-            return;
-        }
         let at = self.page.head(page.format, kv_head);
+        match page.format.keys().scaling() {
+            Scaling::None => return,
+            Scaling::Whole => {
+                return prefetch(self.arena[page.byte_offset() + at.k_scale..].as_ptr());
+            }
+            Scaling::Grouped => {}
+        }
         let of_keys = 2 * self.shape.head_dim;
         let of_values = 2 * self.page.key_group() * self.page.value_groups();
         let parts = [(at.k_scale, of_keys), (at.k_min, of_keys), (at.v_scale, of_values)];
@@ -428,7 +429,7 @@ impl Batch<'_> {
         }
     }
 
-    /// Where a key group lies; for int8 its V scales are spread first.
+    /// Where a key group lies; V scales that come in groups are spread first.
     ///
     /// # Safety
     /// As [`walk`](Self::walk).
@@ -441,22 +442,31 @@ impl Batch<'_> {
     ) -> Group {
         let (dim, tokens) = (self.shape.head_dim, self.page.key_group());
         let at = self.page.head(page.format, kv_head);
-        let (v_scale, v_min) = (own.v_scale.pointer(), own.v_min.pointer());
+        let (mut v_scale, v_min) = (own.v_scale.pointer().cast_const(), own.v_min.pointer());
         // SAFETY: the layout keeps every part inside the page, and `check` the page in the arena.
         unsafe {
             let page_bytes = self.arena.as_ptr().add(page.byte_offset());
-            let groups = self.page.value_groups();
-            if page.format == PageFormat::Int8 {
-                let row = group * tokens * groups * 2;
-                let spread = self.kernels.spread;
-                spread(page_bytes.add(at.v_scale + row).cast(), tokens, groups, v_scale);
-                spread(page_bytes.add(at.v_min + row).cast(), tokens, groups, v_min);
+            let mut k_scale = page_bytes.add(at.k_scale);
+            let values = page.format.values();
+            match values.scaling() {
+                Scaling::None => {}
+                Scaling::Whole => v_scale = page_bytes.add(at.v_scale).cast(),
+                Scaling::Grouped => {
+                    let groups = self.page.value_groups();
+                    let row = group * tokens * groups * 2;
+                    let (scales, minima) = (page_bytes.add(at.v_scale), page_bytes.add(at.v_min));
+                    let spread = self.kernels.spread;
+                    let out = own.v_scale.pointer();
+                    spread(scales.add(row).cast(), tokens, groups, unit(values), out);
+                    spread(minima.add(row).cast(), tokens, groups, 1.0, v_min);
+                    k_scale = k_scale.add(2 * group * dim);
+                }
             }
             let (k, v) = self.stored(kv_head, page, group);
             Group {
                 k,
                 v,
-                k_scale: page_bytes.add(at.k_scale).cast::<u16>().wrapping_add(group * dim),
+                k_scale,
                 k_min: page_bytes.add(at.k_min).cast::<u16>().wrapping_add(group * dim),
                 v_scale,
                 v_min,

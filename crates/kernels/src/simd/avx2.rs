@@ -79,6 +79,58 @@ impl Simd for Avx2 {
         }
     }
     #[inline(always)]
+    unsafe fn load_u4(p: *const u8, high: bool) -> Pair {
+        #[inline(always)]
+        unsafe fn half(p: *const u8, shift: __m128i) -> __m256 {
+            unsafe {
+                let bytes = _mm256_cvtepu8_epi32(_mm_loadl_epi64(p.cast()));
+                let codes = _mm256_and_si256(_mm256_srl_epi32(bytes, shift), _mm256_set1_epi32(15));
+                _mm256_cvtepi32_ps(codes)
+            }
+        }
+        unsafe {
+            let shift = _mm_cvtsi32_si128(4 * i32::from(high));
+            Pair(half(p, shift), half(p.add(8), shift))
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_u4_pair(p: *const u8) -> (Pair, Pair) {
+        #[inline(always)]
+        unsafe fn half(p: *const u8) -> (__m256, __m256) {
+            unsafe {
+                let bytes = _mm256_cvtepu8_epi32(_mm_loadl_epi64(p.cast()));
+                let low = _mm256_and_si256(bytes, _mm256_set1_epi32(15));
+                let high = _mm256_srli_epi32::<4>(bytes);
+                (_mm256_cvtepi32_ps(low), _mm256_cvtepi32_ps(high))
+            }
+        }
+        unsafe {
+            let (first, second) = (half(p), half(p.add(8)));
+            (Pair(first.0, second.0), Pair(first.1, second.1))
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_e4m3_as_f16(p: *const u8) -> Pair {
+        #[inline(always)]
+        unsafe fn half(p: *const u8) -> __m256 {
+            unsafe {
+                // The sign twice, then the seven other bits; the second sign goes.
+                let words = _mm_cvtepi8_epi16(_mm_loadl_epi64(p.cast()));
+                let halves = _mm_slli_epi16::<7>(words);
+                _mm256_cvtph_ps(_mm_and_si128(halves, _mm_set1_epi16(0xbfff_u16 as i16)))
+            }
+        }
+        unsafe { Pair(half(p), half(p.add(8))) }
+    }
+    #[inline(always)]
+    unsafe fn load_e5m2(p: *const u8) -> Pair {
+        unsafe {
+            let (zero, bytes) = (_mm_setzero_si128(), _mm_loadu_si128(p.cast()));
+            let low = _mm256_cvtph_ps(_mm_unpacklo_epi8(zero, bytes));
+            Pair(low, _mm256_cvtph_ps(_mm_unpackhi_epi8(zero, bytes)))
+        }
+    }
+    #[inline(always)]
     unsafe fn store_i8(p: *mut i8, x: Pair) {
         unsafe {
             // Packing works per 128-bit half: the permutation puts the quarters back in order.

@@ -7,6 +7,21 @@ use std::arch::x86_64::*;
 #[derive(Clone, Copy)]
 pub struct Avx512;
 
+/// The low nibbles of sixteen u32 to f32. The permutation reads no bit above them.
+///
+/// # Safety
+/// Needs AVX-512 F.
+#[inline(always)]
+unsafe fn nibble_to_f32(x: __m512i) -> __m512 {
+    // SAFETY: the caller has AVX-512.
+    unsafe {
+        let codes = _mm512_setr_ps(
+            0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 11.0, 12.0, 13.0, 14.0, 15.0,
+        );
+        _mm512_permutexvar_ps(x, codes)
+    }
+}
+
 // SAFETY of every block below: the trait's contract: the caller has the features and valid pointers.
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl Simd for Avx512 {
@@ -34,6 +49,37 @@ impl Simd for Avx512 {
     #[inline(always)]
     unsafe fn load_u8(p: *const u8) -> __m512 {
         unsafe { _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(p.cast()))) }
+    }
+    #[inline(always)]
+    unsafe fn load_u4(p: *const u8, high: bool) -> __m512 {
+        unsafe {
+            let bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(p.cast()));
+            let shift = _mm_cvtsi32_si128(4 * i32::from(high));
+            nibble_to_f32(_mm512_srl_epi32(bytes, shift))
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_u4_pair(p: *const u8) -> (__m512, __m512) {
+        unsafe {
+            let bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(p.cast()));
+            (nibble_to_f32(bytes), nibble_to_f32(_mm512_srli_epi32::<4>(bytes)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_e4m3_as_f16(p: *const u8) -> __m512 {
+        unsafe {
+            // The sign twice, then the seven other bits; the second sign goes.
+            let words = _mm256_cvtepi8_epi16(_mm_loadu_si128(p.cast()));
+            let halves = _mm256_slli_epi16::<7>(words);
+            _mm512_cvtph_ps(_mm256_and_si256(halves, _mm256_set1_epi16(0xbfff_u16 as i16)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_e5m2(p: *const u8) -> __m512 {
+        unsafe {
+            let words = _mm256_cvtepu8_epi16(_mm_loadu_si128(p.cast()));
+            _mm512_cvtph_ps(_mm256_slli_epi16::<8>(words))
+        }
     }
     #[inline(always)]
     unsafe fn store_i8(p: *mut i8, x: __m512) {

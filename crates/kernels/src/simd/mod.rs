@@ -42,6 +42,23 @@ pub trait Simd: Copy + 'static {
     /// # Safety
     /// See the trait.
     unsafe fn load_u8(p: *const u8) -> Self::F;
+    /// Sixteen 4-bit codes to f32, exact: the low nibbles of sixteen bytes, or the high ones.
+    /// # Safety
+    /// See the trait.
+    unsafe fn load_u4(p: *const u8, high: bool) -> Self::F;
+    /// The low and the high nibbles of sixteen bytes to f32, exact.
+    /// # Safety
+    /// See the trait.
+    unsafe fn load_u4_pair(p: *const u8) -> (Self::F, Self::F);
+    /// Sixteen FP8 E4M3 numbers to f32, divided by 256, exact: sign, exponent and mantissa put in
+    /// their places in f16, subnormal or not. The codes of NaN (127, 255) give ±480 / 256.
+    /// # Safety
+    /// See the trait.
+    unsafe fn load_e4m3_as_f16(p: *const u8) -> Self::F;
+    /// Sixteen FP8 E5M2 numbers (the upper bytes of f16) to f32, exact.
+    /// # Safety
+    /// See the trait.
+    unsafe fn load_e5m2(p: *const u8) -> Self::F;
     /// Writes sixteen signed bytes; every lane is an integer in -128..=127.
     /// # Safety
     /// See the trait.
