@@ -64,7 +64,8 @@ fn group_need(group: &GroupConfig, tokens: usize, step_tokens: usize) -> GroupNe
     GroupNeed { floor: blocks - open, open }
 }
 
-/// Spans for the pages of `needs`, each page size rounded up to whole spans, and the reserve.
+/// Spans for the pages of `needs`, each page size rounded up to whole spans, and the reserve. Pinned
+/// layers are f16.
 fn spans_for(
     config: &PoolConfig,
     geometry: &Geometry,
@@ -73,8 +74,9 @@ fn spans_for(
 ) -> usize {
     let mut pages = vec![0; geometry.class_bytes.len()];
     for ((group, classes), need) in config.groups.iter().zip(&geometry.class_of).zip(needs) {
-        pages[classes[floor]] += need.floor * group.layers;
-        pages[classes[PageFormat::F16]] += need.open * group.layers;
+        let pinned = group.pinned.len();
+        pages[classes[floor]] += need.floor * (group.layers - pinned);
+        pages[classes[PageFormat::F16]] += need.open * group.layers + need.floor * pinned;
     }
     let spans = |(class, pages): (usize, &usize)| pages.div_ceil(geometry.slots(class));
     pages.iter().enumerate().map(spans).sum::<usize>() + geometry.reserve_spans
