@@ -4,6 +4,8 @@
 //! Reads no clock and does no I/O: same inputs, same outputs.
 
 pub mod admission;
+pub mod logits;
+pub mod profile;
 pub mod request;
 pub mod sampler;
 pub mod score;

@@ -41,6 +41,14 @@ pub enum EngineError {
         /// Tokens computed when it showed.
         tokens: usize,
     },
+    /// A text too short to measure a model on.
+    #[error("the text to measure on has {tokens} tokens: give at least {minimum}")]
+    ShortText {
+        /// Tokens of the text, after what the trained context cuts off.
+        tokens: usize,
+        /// Tokens needed.
+        minimum: usize,
+    },
     /// Relief at a time when pages may be in use.
     #[error(transparent)]
     Relief(#[from] ReliefError),

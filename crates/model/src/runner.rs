@@ -167,6 +167,11 @@ impl ModelRunner {
         &self.compute
     }
 
+    /// Precision of activations.
+    pub fn activations(&self) -> Activations {
+        if self.compute.quantize { Activations::Int8 } else { Activations::F32 }
+    }
+
     /// Changes the precision of activations from the next pass on.
     pub fn set_activations(&mut self, activations: Activations) {
         self.compute.quantize = activations == Activations::Int8;

@@ -1,0 +1,186 @@
+//! What lossy KV memory does to one model: the guard of 4-bit keys, and the table by which relief weighs
+//! its moves. Measured once for a model, in seconds, on a built-in text.
+
+use reef_kv::page::PageFormat;
+use reef_kv::{ByFormat, Fidelity, HarmTable, Ladder, SequenceConfig, TAIL_TOKENS};
+use reef_model::runner::{Activations, ModelRunner};
+
+use crate::logits::kl_divergence;
+use crate::session::{EngineError, Rules, Session};
+use crate::step::roomy_pool;
+
+/// The text to measure on: prose (the first three paragraphs from Lewis Carroll, *Alice's Adventures in
+/// Wonderland*, 1865, in the public domain), and after it a list, code and questions written for this
+/// purpose, which refer back to one another so that distant keys matter. About 650 tokens.
+pub const TEXT: &str = include_str!("profile.txt");
+
+/// Tokens computed at most; a longer text is cut.
+pub const MAXIMUM_TOKENS: usize = 640;
+
+/// Keys go to 4 bits where that costs less than this over 8-bit keys, in nats of divergence. Well-behaved
+/// models lie an order of magnitude below, those whose keys have outlier channels one above
+/// (Qwen3-0.6B: perplexity 13.5 to 47.8, ik_llama.cpp issue 1509).
+pub const FOUR_BIT_KEY_LIMIT_NATS: f64 = 0.05;
+
+/// Every how many rows one is scored: the head is a large part of a small model.
+const SCORED_EVERY: usize = 2;
+/// Rows of each sequence whose logits are asked for at once: what bounds the logits' memory.
+const ROWS_AT_ONCE: usize = 4;
+
+/// What lossy KV memory does to a model.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ModelProfile {
+    /// Mean Kullback-Leibler divergence, in nats per token, from f16 KV to KV with every sealed block in
+    /// the format; activations in f32, so that the cache alone differs. 0 for f16.
+    pub format_nats: ByFormat<f64>,
+    /// The same with every token dropped but those of the first block and of the recent tail. For a
+    /// calibrated model a divergence is the expected rise of the negative log-likelihood, and of a
+    /// short text it is by far the steadier of the two.
+    pub evict_nats: f64,
+    /// Whether keys may go to 4 bits: see [`FOUR_BIT_KEY_LIMIT_NATS`].
+    pub four_bit_keys: bool,
+}
+
+impl ModelProfile {
+    fn new(format_nats: ByFormat<f64>, evict_nats: f64) -> ModelProfile {
+        let key_nats = format_nats[PageFormat::Int4] - format_nats[PageFormat::K8V4];
+        // A NaN forbids.
+        let four_bit_keys = key_nats < FOUR_BIT_KEY_LIMIT_NATS;
+        ModelProfile { format_nats, evict_nats, four_bit_keys }
+    }
+
+    /// Every rung that the model bears, with its own harm.
+    pub fn ladder(&self) -> Ladder {
+        let ModelProfile { format_nats, evict_nats, four_bit_keys } = *self;
+        Ladder { four_bit_keys, harm: HarmTable { format_nats, evict_nats }, ..Ladder::default() }
+    }
+}
+
+/// Tokens that must be there for the measure to mean something: one block is dropped, and two see it.
+pub fn minimum_tokens(block_size: usize) -> usize {
+    kept_tokens(block_size) + 2 * block_size
+}
+
+/// Tokens kept by the sequence that drops: the first block, the tail, and the block being computed.
+fn kept_tokens(block_size: usize) -> usize {
+    2 * block_size + TAIL_TOKENS.next_multiple_of(block_size)
+}
+
+/// Measures `runner` on `ids`, at most [`MAXIMUM_TOKENS`] of them and the trained context, with blocks
+/// of `block_size` tokens (as the runner was loaded with). `progress` is told tokens done and tokens in
+/// all. The runner's activations are afterwards what they were.
+///
+/// One sequence with f16 KV, one a lossy format and one that drops run side by side, a block at a time,
+/// so that each row attends sealed blocks in their final format.
+///
+/// # Errors
+/// Fewer than [`minimum_tokens`], a token outside the vocabulary, logits that are not finite, or memory
+/// that the system does not give.
+pub fn measure(
+    runner: &mut ModelRunner,
+    block_size: usize,
+    ids: &[u32],
+    progress: &mut dyn FnMut(usize, usize),
+) -> Result<ModelProfile, EngineError> {
+    let most = MAXIMUM_TOKENS.min(runner.spec().trained_context);
+    let ids = &ids[..ids.len().min(most)];
+    let minimum = minimum_tokens(block_size);
+    if ids.len() < minimum {
+        return Err(EngineError::ShortText { tokens: ids.len(), minimum });
+    }
+    let before = runner.activations();
+    runner.set_activations(Activations::F32);
+    let profile = measure_in_f32(runner, block_size, ids, progress);
+    runner.set_activations(before);
+    profile
+}
+
+fn measure_in_f32(
+    runner: &mut ModelRunner,
+    block_size: usize,
+    ids: &[u32],
+    progress: &mut dyn FnMut(usize, usize),
+) -> Result<ModelProfile, EngineError> {
+    let rules = treatments(block_size);
+    let pool = roomy_pool(runner.spec(), block_size, ids.len() * rules.len())?;
+    let config = |request: usize| SequenceConfig {
+        request: request as u64,
+        contract: Fidelity::Evict,
+        priority: 0,
+        trained_context: runner.spec().trained_context,
+        max_tokens: Some(ids.len()),
+    };
+    let rules_in_order = rules.iter().enumerate();
+    let mut sessions: Vec<Session<'_>> = rules_in_order
+        .map(|(request, rules)| Session::new(&pool, rules, config(request)))
+        .collect();
+    let (mut sums, mut scored) = (vec![0.0; rules.len()], 0);
+    let mut done = 0;
+    for block in ids.chunks(block_size) {
+        Session::advance_all(runner, &mut sessions, &block.repeat(rules.len()))?;
+        done += block.len();
+        // The first block attends nothing sealed: there all are the same.
+        if done > block_size {
+            scored += add_divergences(runner, block.len(), &mut sums);
+        }
+        if sums.iter().any(|sum| !sum.is_finite()) {
+            return Err(EngineError::NotFinite { tokens: done });
+        }
+        progress(done, ids.len());
+    }
+    let mean = |treatment: usize| sums[treatment] / scored.max(1) as f64;
+    let format_nats = ByFormat::from_fn(|format| mean(format as usize));
+    Ok(ModelProfile::new(format_nats, mean(PageFormat::ALL.len())))
+}
+
+/// Every format in the order of [`PageFormat::ALL`], f16 (what the others are compared with) first;
+/// then dropping.
+fn treatments(block_size: usize) -> Vec<Rules> {
+    let flat = |format_at_seal| Rules { format_at_seal, ..Rules::default() };
+    let mut treatments: Vec<Rules> = PageFormat::ALL.into_iter().map(flat).collect();
+    treatments.push(Rules { token_budget: Some(kept_tokens(block_size)), ..Rules::default() });
+    treatments
+}
+
+/// Adds to each treatment's sum its divergence from the first, over the scored rows of the last batch of
+/// `share` tokens a treatment. Returns how many rows were scored.
+fn add_divergences(runner: &mut ModelRunner, share: usize, sums: &mut [f64]) -> usize {
+    let vocabulary = runner.spec().vocabulary;
+    let scored: Vec<usize> = (0..share).step_by(SCORED_EVERY).collect();
+    for rows in scored.chunks(ROWS_AT_ONCE) {
+        let of_treatment = |t: usize| rows.iter().map(move |row| t * share + row);
+        let all: Vec<usize> = (0..sums.len()).flat_map(of_treatment).collect();
+        let logits = runner.logits(&all);
+        let (expected, others) = logits.split_at(rows.len() * vocabulary);
+        for (sum, found) in sums[1..].iter_mut().zip(others.chunks_exact(expected.len())) {
+            let pairs = expected.chunks_exact(vocabulary).zip(found.chunks_exact(vocabulary));
+            *sum += pairs.map(|(expected, found)| kl_divergence(expected, found)).sum::<f64>();
+        }
+    }
+    scored.len()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_go_to_four_bits_only_where_that_is_cheap() {
+        let profile = |k8v4, int4| {
+            let nats = |format| match format {
+                PageFormat::K8V4 => k8v4,
+                PageFormat::Int4 => int4,
+                _ => 0.0,
+            };
+            ModelProfile::new(ByFormat::from_fn(nats), 0.3)
+        };
+        // Values in 4 bits may cost what they cost: only what the keys add counts.
+        assert!(profile(0.2, 0.2 + 0.9 * FOUR_BIT_KEY_LIMIT_NATS).four_bit_keys);
+        assert!(!profile(0.01, 0.01 + 1.1 * FOUR_BIT_KEY_LIMIT_NATS).four_bit_keys);
+        assert!(!profile(0.01, f64::NAN).four_bit_keys);
+        let ladder = profile(0.01, 1.3).ladder();
+        assert_eq!(ladder.floor(Fidelity::Evict), PageFormat::K8V4);
+        assert_eq!(ladder.harm.format_nats[PageFormat::Int4], 1.3);
+        assert_eq!(ladder.harm.evict_nats, 0.3);
+    }
+}
