@@ -17,6 +17,10 @@ use crate::admission::Refusal;
 /// precision, early enough that blocks give way in batches.
 pub const HORIZON_TOKENS: usize = 64;
 
+/// Tokens ahead for which room is made once relief has begun, so that it does not come back every few
+/// steps: four horizons.
+pub const STRETCH_TOKENS: usize = 4 * HORIZON_TOKENS;
+
 /// Why the engine could not do its work.
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
@@ -172,13 +176,17 @@ impl<'a> Session<'a> {
             let plan = plan_token_budget(&self.sequence, policy, budget, tokens);
             self.carry_out(compute, &plan)?;
         }
-        let ahead =
-            |horizon| Demand { sequence: &self.sequence, tokens: horizon, step_tokens: tokens };
+        let ahead = |horizon, stretch_tokens| Demand {
+            sequence: &self.sequence,
+            tokens: horizon,
+            step_tokens: tokens,
+            stretch_tokens,
+        };
         let horizon = self.sequence.remaining(tokens.max(HORIZON_TOKENS));
-        let mut plan = plan_relief(self.pool, &[ahead(horizon)], policy);
+        let mut plan = plan_relief(self.pool, &[ahead(horizon, STRETCH_TOKENS)], policy);
         if plan.shortage.is_some() {
             // The horizon is a wish; this step is a need.
-            plan = plan_relief(self.pool, &[ahead(tokens)], policy);
+            plan = plan_relief(self.pool, &[ahead(tokens, tokens)], policy);
         }
         if let Some(shortage) = plan.shortage {
             return Err(shortage.into());

@@ -95,7 +95,8 @@ mod tests {
         let sealed = plan_format_at_seal(&sequence, crate::page::PageFormat::Int8, 0, 0);
         assert_eq!(firsts(sealed), [0, 32, 48]);
         // Past the trained context blocks are dropped: all of the middle but the shared one.
-        let demand = Demand { sequence: &sequence, tokens: 16, step_tokens: 16 };
+        let demand =
+            Demand { sequence: &sequence, tokens: 16, step_tokens: 16, stretch_tokens: 16 };
         let dropped = plan_relief(&pool, &[demand], &policy::Window);
         assert_eq!(firsts(dropped), [0, 32, 48]);
         drop(sequence);

@@ -2,6 +2,7 @@
 
 use crate::account::ByFormat;
 use crate::page::PageFormat;
+use crate::relief::Zone;
 
 /// Expected rise of the negative log-likelihood, in nats per later token, of each kind of relief.
 ///
@@ -14,6 +15,17 @@ pub struct HarmTable {
     /// Were every token but those of the first block and of the recent tail dropped: rise of the mean
     /// negative log-likelihood over that of the whole context, teacher-forced over a text.
     pub evict_nats: f64,
+}
+
+/// How much a token of `zone` weighs in the harm of its block, relative to the middle: with the last 128
+/// tokens in f16, 4-bit KV lost about 1.5 % of perplexity where it loses 5.5 % without (a 3B model,
+/// contexts of about 1,024), so an eighth of the context carries 73 % of the harm: (0.73 / 0.125) / (0.27 /
+/// 0.875) = 19. The first block, on which all attention leans, is taken to weigh as much as the tail.
+pub(crate) fn zone_weight(zone: Zone) -> f64 {
+    match zone {
+        Zone::Middle => 1.0,
+        Zone::Tail | Zone::Sinks => 19.0,
+    }
 }
 
 impl Default for HarmTable {

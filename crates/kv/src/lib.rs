@@ -38,7 +38,7 @@
 //! let (mut step, chunk) = (0, 128);
 //! while sequence.next_position() < 2000 {
 //!     let tokens = sequence.remaining(chunk);
-//!     let demand = Demand { sequence: &sequence, tokens, step_tokens: tokens };
+//!     let demand = Demand { sequence: &sequence, tokens, step_tokens: tokens, stretch_tokens: tokens };
 //!     let plan = plan_relief(&pool, &[demand], &policy);
 //!     assert_eq!(plan.shortage, None); // else: a smaller chunk, or wait
 //!     if !plan.is_empty() {

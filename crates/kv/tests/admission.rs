@@ -82,7 +82,8 @@ fn a_demand_beyond_all_sense_is_a_shortage() {
         extend(&mut sequence, 10);
         let policy = policy::Sinks { tail_tokens: TAIL_TOKENS };
         for step_tokens in [1, usize::MAX] {
-            let demand = Demand { sequence: &sequence, tokens: usize::MAX, step_tokens };
+            let demand =
+                Demand { sequence: &sequence, tokens: usize::MAX, step_tokens, stretch_tokens: 0 };
             assert!(plan_relief(&pool, &[demand], &policy).shortage.is_some());
             assert!(relief_needed_bytes(&pool, &[demand]) > 1 << 40);
         }
@@ -124,7 +125,7 @@ proptest! {
         let policy = policy::Sinks { tail_tokens: TAIL_TOKENS };
         while sequence.next_position() < limit {
             let tokens = sequence.remaining(chunk);
-            let demand = Demand { sequence: &sequence, tokens, step_tokens: tokens };
+            let demand = Demand { sequence: &sequence, tokens, step_tokens: tokens, stretch_tokens: tokens };
             let plan = plan_relief(&pool, &[demand], &policy);
             prop_assert_eq!(plan.shortage, None);
             prop_assert!(!fits || plan.moves.is_empty());

@@ -12,7 +12,11 @@ use world::*;
 const POLICY: Sinks = Sinks { tail_tokens: TAIL_TOKENS };
 
 fn plan_for(sequence: &Sequence, tokens: usize, step_tokens: usize) -> ReliefPlan {
-    plan_relief(sequence.pool(), &[Demand { sequence, tokens, step_tokens }], &POLICY)
+    plan_relief(
+        sequence.pool(),
+        &[Demand { sequence, tokens, step_tokens, stretch_tokens: tokens }],
+        &POLICY,
+    )
 }
 
 /// Decodes up to `total` tokens as an engine does. Returns false where relief says it is short.
@@ -157,7 +161,12 @@ fn low_priority_gives_way_first_and_exact_never() {
         extend(sequence, 320);
     }
     let plan = |tokens| {
-        let demand = |sequence, tokens| Demand { sequence, tokens, step_tokens: tokens };
+        let demand = |sequence, tokens| Demand {
+            sequence,
+            tokens,
+            step_tokens: tokens,
+            stretch_tokens: tokens,
+        };
         let demands = [demand(&exact, 0), demand(&low, 0), demand(&high, tokens)];
         plan_relief(&pool, &demands, &POLICY)
     };

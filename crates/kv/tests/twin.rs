@@ -177,7 +177,12 @@ impl Simulation {
             .sequences
             .iter()
             .zip(&wanted)
-            .map(|((sequence, _), &(tokens, step))| Demand { sequence, tokens, step_tokens: step })
+            .map(|((sequence, _), &(tokens, step))| Demand {
+                sequence,
+                tokens,
+                step_tokens: step,
+                stretch_tokens: tokens,
+            })
             .collect();
         let plan = plan_relief(&self.pool, &demands, &policy);
         let needed = relief_needed_bytes(&self.pool, &demands) > 0;

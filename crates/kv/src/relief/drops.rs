@@ -1,5 +1,6 @@
 //! Which blocks may be dropped, in what order, and what dropping them gives back.
 
+use super::victim::Shares;
 use super::{Move, MoveKind, ReliefPlan};
 use crate::ledger::Reason;
 use crate::page::PageFormat;
@@ -92,12 +93,20 @@ pub fn plan_token_budget(
         return ReliefPlan::default();
     }
     let order = drop_order(sequence, policy, &sequence.pool().shared.state());
-    let moves = order.into_iter().take(count).map(|target| Move {
-        request: sequence.config().request,
-        first: target.first,
-        kind: MoveKind::Drop(target),
-        bytes: for_each_dropped_page(sequence, target, |_, _| {}),
-        reason: Reason::TokenBudget,
+    let shares = Shares::new(sequence);
+    let moves = order.into_iter().take(count).map(|target| {
+        let mut harm = 0.0;
+        let bytes = for_each_dropped_page(sequence, target, |group, format| {
+            harm += shares.page_drop_harm(sequence, (group, target.first), format);
+        });
+        let (request, first) = (sequence.config().request, target.first);
+        let kind = MoveKind::Drop(target);
+        Move { request, first, kind, bytes, harm, reason: Reason::TokenBudget }
     });
     ReliefPlan { moves: moves.collect(), ..ReliefPlan::default() }
+}
+
+/// Length of the prefix of `order` that is worth `blocks` whole blocks.
+pub(super) fn blocks_prefix(order: &[DropTarget], blocks: usize) -> usize {
+    blocks.min(order.len())
 }

@@ -6,39 +6,32 @@
 //! and a panic in the kernel leaves the old pages live and leaks nothing.
 
 mod apply;
+mod demand;
 mod drops;
 mod forecast;
 mod plan;
+mod victim;
 
 pub use apply::{EncodeJob, ReliefError, ReliefOutcome, apply_relief};
+pub use demand::{Demand, relief_needed_bytes};
 pub use drops::{DropTarget, plan_token_budget};
-pub use plan::{plan_format_at_seal, plan_relief, relief_needed_bytes};
+pub use plan::{plan_format_at_seal, plan_relief};
+pub(crate) use victim::Zone;
 
 use crate::ladder::Rung;
 use crate::ledger::Reason;
 use crate::page::PageFormat;
 use crate::pool::Shortage;
-use crate::table::Sequence;
 
 /// Blocks dropped at once at least (the low-water mark), so that relief comes in batches and the run
 /// numbering is not redone at every block.
 pub const EVICT_BATCH_BLOCKS: usize = 4;
 
-/// What a sequence will need next.
-#[derive(Clone, Copy, Debug)]
-pub struct Demand<'a> {
-    /// The sequence.
-    pub sequence: &'a Sequence,
-    /// Tokens it will grow by over the horizon; capped by its `max_tokens`.
-    pub tokens: usize,
-    /// Tokens of each `grow`: the chunk for prefill, 1 for decode.
-    pub step_tokens: usize,
-}
-
 /// What a move does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MoveKind {
-    /// Re-encode the f16 pages of one block of one KV group.
+    /// Re-encode the pages of one block of one KV group that can become the format and are neither pinned
+    /// nor refused.
     Encode {
         /// KV group.
         group: usize,
@@ -50,7 +43,7 @@ pub enum MoveKind {
 }
 
 /// One move of a plan.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Move {
     /// The request whose block gives way.
     pub request: u64,
@@ -60,6 +53,8 @@ pub struct Move {
     pub kind: MoveKind,
     /// Bytes of pages it gives back.
     pub bytes: usize,
+    /// Expected rise of the negative log-likelihood in nats per later token.
+    pub harm: f64,
     /// Why.
     pub reason: Reason,
 }
@@ -76,7 +71,7 @@ impl Move {
 }
 
 /// Moves in the order in which they are carried out; they may be none.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct ReliefPlan {
     /// Drops first, because they make room, then re-encodes.
     pub moves: Vec<Move>,
@@ -98,5 +93,10 @@ impl ReliefPlan {
     /// Bytes of pages that the moves give back.
     pub fn gained_bytes(&self) -> usize {
         self.moves.iter().map(|planned| planned.bytes).sum()
+    }
+
+    /// Expected rise of the negative log-likelihood in nats per later token, over all requests.
+    pub fn harm(&self) -> f64 {
+        self.moves.iter().map(|planned| planned.harm).sum()
     }
 }

@@ -1,41 +1,43 @@
 //! Plans: which blocks give way, in what order. Pure.
+//!
+//! A plan is made in three passes. *Climb*: stage by stage (decision 0007), each block is given a target
+//! or dropped until the counts say that the demand fits. *Undo*: what later stages made unnecessary is
+//! taken back, the last first. *Order*: the re-encodes are put in an order that can be carried out page
+//! by page within the free spans. All are linear in blocks but for one sort per stage.
 
-use super::drops::{DropTarget, drop_order, for_each_dropped_page};
-use super::forecast::Forecast;
+use std::collections::{BTreeMap, HashSet};
+
+use super::demand::{blocks_over_context, demand_pages};
+use super::drops::{DropTarget, blocks_prefix, drop_order, for_each_dropped_page};
+use super::forecast::{Forecast, Goal};
+use super::victim::{Victims, Zone, becomes};
 use super::{Demand, EVICT_BATCH_BLOCKS, Move, MoveKind, ReliefPlan};
-use crate::admission::peak_window_blocks;
-use crate::config::TAIL_TOKENS;
-use crate::ladder::Rung;
+use crate::account::ByFormat;
+use crate::ladder::{Ladder, Rung};
 use crate::ledger::Reason;
 use crate::page::PageFormat;
 use crate::policy::EvictionPolicy;
 use crate::pool::{BlockPool, State};
-use crate::table::{Sequence, SequenceConfig};
+use crate::table::Sequence;
 
-/// Where a block lies in its sequence; a later zone gives way later.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Zone {
-    Middle,
-    Tail,
-    Sinks,
-}
-
-/// A block that could be re-encoded.
-#[derive(Clone, Copy, Debug)]
-struct Candidate {
-    sequence: usize,
-    group: usize,
-    first: usize,
-    zone: Zone,
-    /// f16 pages of the block.
-    pages: usize,
-}
+/// Where demand is unknown, relief begins when this share of the spans would be taken, in percent.
+const HIGH_MARK_PERCENT: usize = 85;
+/// And it goes on until no more than this share would be.
+const LOW_MARK_PERCENT: usize = 75;
+/// Passes over the steps of a plan in search of unneeded ones; a second seldom finds any.
+const UNDO_PASSES: usize = 3;
 
 /// Plans relief for the predicted demand of all sequences: nothing where it fits as things lie.
 ///
-/// Order: oldest middle f16 blocks to int8; then, where the contract permits, drops in the order of
-/// `policy`, several at a time; then the tail and last the first block to int8. Lowest priority first.
-/// A sequence that permits drops also gives up blocks that would exceed its trained context.
+/// Victims are taken by priority, lowest first; within a priority stage by stage, as the pool's
+/// [`Ladder`] orders its rungs: middle blocks down one rung after another, the recent tail to int8 before
+/// any block is dropped, then drops in the order of `policy` (several at a time), then the tail to the
+/// floor, last the first block. Within a stage the least harm per byte goes first, then the oldest. A
+/// sequence that permits drops also gives up blocks that would exceed its trained context.
+///
+/// Once relief begins it makes room for [`Demand::stretch_tokens`] as far as the stages that
+/// [`Demand::tokens`] needs can. Sequences without `max_tokens` are brought down to 75 % of the pool
+/// whenever the demand would take more than 85 %.
 ///
 /// A plan with a shortage gives up all it may and still does not suffice: rather than carry it out,
 /// plan again for less (the next step alone in place of the horizon, a smaller chunk).
@@ -45,253 +47,398 @@ pub fn plan_relief(
     policy: &dyn EvictionPolicy,
 ) -> ReliefPlan {
     let state = pool.shared.state();
-    let demand_pages = demand_pages(pool, demands);
-    let compaction = !state.spans.can_take(&demand_pages, pool.shared.geometry.reserve_spans);
+    let geometry = &pool.shared.geometry;
+    let pages = demand_pages(pool, demands, |demand| demand.tokens);
+    let need = Goal { demand: &pages, spans: geometry.spans };
+    let mark = |percent| Goal { demand: &pages, spans: geometry.spans * percent / 100 };
+    let compaction = !state.spans.can_take(&pages, geometry.reserve_spans);
     let over_context: Vec<usize> = demands.iter().map(blocks_over_context).collect();
-    if !compaction && over_context.iter().all(|&blocks| blocks == 0) {
-        return ReliefPlan::default();
+    let exceeds_context = over_context.iter().any(|&blocks| blocks > 0);
+    let forecast = Forecast::new(&pool.shared, &state);
+    let fits = !compaction || forecast.reaches(need);
+    let over_mark =
+        demands.iter().any(Demand::is_unknown) && !forecast.reaches(mark(HIGH_MARK_PERCENT));
+    if fits && !exceeds_context && !over_mark {
+        return ReliefPlan { demand_pages: pages, compaction, ..ReliefPlan::default() };
     }
-    let forecast = Forecast::new(&pool.shared, &state, demand_pages);
-    let (encodes, drops) = (Vec::new(), Vec::new());
-    let mut planner = Planner { pool, state: &state, demands, forecast, encodes, drops };
-    planner.drop_over_context(policy, &over_context);
-    if compaction {
-        let candidates = planner.candidates();
-        planner.encode_zone(&candidates, Zone::Middle);
-        planner.drop_for_demand(policy);
-        planner.encode_zone(&candidates, Zone::Tail);
-        planner.encode_zone(&candidates, Zone::Sinks);
+    let mut planner = Planner::new(pool, &state, demands, policy, forecast);
+    planner.drop_over_context(&over_context);
+    let mut goals = vec![need];
+    let mut enough = !compaction || planner.climb(need, |_| true, None);
+    let stretch_pages;
+    if let (true, Some(deepest)) = (enough, planner.deepest) {
+        stretch_pages =
+            demand_pages(pool, demands, |demand| demand.stretch_tokens.max(demand.tokens));
+        let stretch = Goal { demand: &stretch_pages, spans: geometry.spans };
+        enough &= planner.climb(stretch, |_| true, Some(deepest));
+        goals.push(stretch);
     }
-    planner.finish(compaction)
+    if over_mark {
+        enough &= planner.climb(mark(LOW_MARK_PERCENT), |demand| demand.is_unknown(), None);
+        goals.push(mark(LOW_MARK_PERCENT));
+    }
+    if enough {
+        planner.undo_unneeded(&goals);
+    }
+    let (moves, forecast) = planner.finish();
+    let shortage = if compaction { forecast.shortage(&pages) } else { None };
+    ReliefPlan { moves, shortage, demand_pages: pages, compaction }
 }
 
-/// Bytes by which the demand exceeds the free bytes as things lie now; 0 where no relief is needed.
-pub fn relief_needed_bytes(pool: &BlockPool, demands: &[Demand<'_>]) -> usize {
-    let pages = demand_pages(pool, demands);
-    let state = pool.shared.state();
-    if state.spans.can_take(&pages, pool.shared.geometry.reserve_spans) {
-        return 0;
-    }
-    let free_bytes = pool.shared.free_bytes_for(&state, &pages);
-    pool.shared.page_bytes_sum(&pages).saturating_sub(free_bytes).max(1)
+/// One stage of the ladder, for the victims of one priority.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// Blocks of the zone are brought to the format.
+    Encode(Zone, PageFormat),
+    /// Blocks are dropped.
+    Drop,
 }
 
-/// Pages per size class that all demands together need.
-fn demand_pages(pool: &BlockPool, demands: &[Demand<'_>]) -> Vec<usize> {
-    let mut blocks = vec![0; pool.config().groups.len()];
-    for demand in demands {
-        blocks.iter_mut().zip(demand_blocks(demand)).for_each(|(sum, more)| *sum += more);
+/// The stages of a ladder, first to last (decision 0007).
+fn stages(ladder: &Ladder) -> Vec<Stage> {
+    use PageFormat::Int8;
+    let place = |wanted| ladder.rungs.iter().position(|&rung| rung == wanted);
+    let has_int8 = place(Rung::Int8).is_some();
+    let tail_before_drops = has_int8 && place(Rung::Int8) < place(Rung::Evict);
+    let mut stages = Vec::new();
+    for rung in &ladder.rungs {
+        match rung.format() {
+            Some(format) => stages.push(Stage::Encode(Zone::Middle, format)),
+            None => {
+                stages.extend(tail_before_drops.then_some(Stage::Encode(Zone::Tail, Int8)));
+                stages.push(Stage::Drop);
+            }
+        }
     }
-    pool.shared.demand_pages(&blocks)
+    for zone in [Zone::Tail, Zone::Sinks] {
+        let lower = ladder.rungs.iter().filter_map(|rung| rung.format()).filter(|f| *f != Int8);
+        let int8_first = has_int8.then_some(Int8);
+        let formats = int8_first.into_iter().chain(lower);
+        let not_yet = formats.filter(|&f| f != Int8 || zone == Zone::Sinks || !tail_before_drops);
+        stages.extend(not_yet.map(|format| Stage::Encode(zone, format)));
+    }
+    stages
 }
 
-/// New blocks per group that the demand needs at its peak.
-fn demand_blocks(demand: &Demand<'_>) -> Vec<usize> {
-    let sequence = demand.sequence;
-    let config = sequence.pool().config();
-    let tokens = sequence.remaining(demand.tokens);
-    let more = sequence.missing_blocks(tokens);
-    let peak = |group: usize, window: usize| {
-        let next = sequence.next_position();
-        let step = demand.step_tokens;
-        let peak = peak_window_blocks(window, config.block_size(), next, tokens, step);
-        peak.saturating_sub(sequence.tables[group].len())
-    };
-    let windows = config.groups.iter().enumerate().zip(more);
-    windows
-        .map(|((index, group), more)| group.window.map_or(more, |w| peak(index, w).min(more)))
-        .collect()
-}
-
-/// Blocks to drop so that the kept tokens stay within the trained context.
-fn blocks_over_context(demand: &Demand<'_>) -> usize {
-    let sequence = demand.sequence;
-    if !sequence.config().contract.permits(Rung::Evict) {
-        return 0;
-    }
-    let tokens = sequence.kept_tokens().saturating_add(sequence.remaining(demand.tokens));
-    let over = tokens.saturating_sub(sequence.config().trained_context);
-    over.div_ceil(sequence.pool().config().block_size())
+/// One victim brought down by one stage.
+#[derive(Clone, Copy)]
+struct Step {
+    victim: usize,
+    previous: Option<PageFormat>,
+    target: PageFormat,
+    undone: bool,
 }
 
 struct Planner<'a> {
     pool: &'a BlockPool,
     state: &'a State,
     demands: &'a [Demand<'a>],
+    policy: &'a dyn EvictionPolicy,
+    stages: Vec<Stage>,
+    /// Sequences by priority, lowest first.
+    classes: Vec<Vec<usize>>,
+    victims: Victims,
+    /// After all that is planned.
     forecast: Forecast<'a>,
-    encodes: Vec<(Candidate, Move)>,
+    /// After the drops alone.
+    after_drops: Forecast<'a>,
+    steps: Vec<Step>,
     drops: Vec<Move>,
+    dropped: HashSet<(usize, DropTarget)>,
+    /// The last (priority class, stage) that a climb made use of.
+    deepest: Option<(usize, usize)>,
 }
 
-impl Planner<'_> {
-    /// Every block that may be re-encoded, in the order in which they give way within a zone.
-    fn candidates(&self) -> Vec<Candidate> {
-        let mut candidates = Vec::new();
-        for (index, demand) in self.demands.iter().enumerate() {
-            if demand.sequence.config().contract.permits(Rung::Int8) {
-                candidates.extend(sealed_f16_blocks(demand.sequence, index, self.state));
-            }
+impl<'a> Planner<'a> {
+    fn new(
+        pool: &'a BlockPool,
+        state: &'a State,
+        demands: &'a [Demand<'a>],
+        policy: &'a dyn EvictionPolicy,
+        forecast: Forecast<'a>,
+    ) -> Planner<'a> {
+        let mut classes: BTreeMap<i32, Vec<usize>> = BTreeMap::new();
+        for (index, demand) in demands.iter().enumerate() {
+            classes.entry(demand.sequence.config().priority).or_default().push(index);
         }
-        let priority = |c: &Candidate| self.demands[c.sequence].sequence.config().priority;
-        candidates.sort_by_key(|c| (priority(c), c.first, c.sequence, c.group));
-        candidates
+        Planner {
+            pool,
+            state,
+            demands,
+            policy,
+            stages: stages(&pool.config().ladder),
+            classes: classes.into_values().collect(),
+            victims: Victims::new(demands, state),
+            after_drops: forecast.clone(),
+            forecast,
+            steps: Vec::new(),
+            drops: Vec::new(),
+            dropped: HashSet::new(),
+            deepest: None,
+        }
     }
 
-    fn encode_zone(&mut self, candidates: &[Candidate], zone: Zone) {
-        for candidate in candidates.iter().filter(|candidate| candidate.zone == zone) {
-            if self.forecast.satisfied() {
-                return;
+    fn permits(&self, sequence: usize, rung: Rung) -> bool {
+        let contract = self.demands[sequence].sequence.config().contract;
+        self.pool.config().ladder.permits(contract, rung)
+    }
+
+    /// Goes down the stages until `goal` is reached, among the sequences that `may_give`, no further than
+    /// stage `limit` of a class. Returns whether it was reached.
+    fn climb(
+        &mut self,
+        goal: Goal<'_>,
+        may_give: impl Fn(&Demand<'_>) -> bool,
+        limit: Option<(usize, usize)>,
+    ) -> bool {
+        for class in 0..self.classes.len() {
+            let all = self.classes[class].iter().copied();
+            let givers: Vec<usize> = all.filter(|&index| may_give(&self.demands[index])).collect();
+            for stage in 0..self.stages.len() {
+                if limit.is_some_and(|limit| (class, stage) > limit) || self.forecast.reaches(goal)
+                {
+                    return self.forecast.reaches(goal);
+                }
+                let used = match self.stages[stage] {
+                    Stage::Encode(zone, format) => self.encode_zone(goal, &givers, zone, format),
+                    Stage::Drop => self.drop_for_demand(goal, &givers),
+                };
+                if used {
+                    self.deepest = self.deepest.max(Some((class, stage)));
+                }
             }
-            let sequence = self.demands[candidate.sequence].sequence;
-            let full = self.pool.config().groups[candidate.group].window.is_none();
-            if full && self.is_dropped(sequence.config().request, candidate.first) {
-                continue;
+        }
+        self.forecast.reaches(goal)
+    }
+
+    /// Brings blocks of `zone` to `format` until `goal` is reached. Returns whether any was.
+    fn encode_zone(
+        &mut self,
+        goal: Goal<'_>,
+        givers: &[usize],
+        zone: Zone,
+        format: PageFormat,
+    ) -> bool {
+        let Some(rung) = Rung::to_format(format) else { return false };
+        let mut order = Vec::new();
+        for &giver in givers.iter().filter(|&&giver| self.permits(giver, rung)) {
+            for index in self.victims.of_sequence(giver) {
+                let victim = &self.victims.all[index];
+                if victim.zone != zone || victim.dropped {
+                    continue;
+                }
+                let (harm, bytes) = self.victims.step(self.pool, index, Some(format));
+                if bytes > 0 {
+                    // f32: sums of the same terms in another order must not decide.
+                    order.push(((harm / bytes as f64) as f32, victim.first, index));
+                }
             }
-            let Candidate { group, pages, .. } = *candidate;
-            if self.forecast.encode(group, PageFormat::F16, PageFormat::Int8, pages) {
-                let planned = encode_move(sequence, candidate, PageFormat::Int8, Reason::Demand);
-                self.encodes.push((*candidate, planned));
+        }
+        // Victims lie by sequence, then group.
+        order.sort_unstable_by(|a, b| a.0.total_cmp(&b.0).then((a.1, a.2).cmp(&(b.1, b.2))));
+        let mut used = false;
+        for (.., victim) in order {
+            if self.forecast.reaches(goal) {
+                break;
+            }
+            let previous = self.victims.all[victim].target;
+            self.steps.push(Step { victim, previous, target: format, undone: false });
+            self.retarget(victim, Some(format));
+            used = true;
+        }
+        used
+    }
+
+    /// Plans another target for a victim.
+    fn retarget(&mut self, index: usize, target: Option<PageFormat>) {
+        let victim = &mut self.victims.all[index];
+        let before = std::mem::replace(&mut victim.target, target);
+        for (format, &count) in victim.pages.iter().filter(|(_, count)| **count > 0) {
+            let from = becomes(self.pool, victim.group, format, before);
+            let to = becomes(self.pool, victim.group, format, target);
+            if from != to {
+                self.forecast.shift(victim.group, from, to, count);
             }
         }
     }
 
     /// Drops from each sequence what would exceed its trained context.
-    fn drop_over_context(&mut self, policy: &dyn EvictionPolicy, over_context: &[usize]) {
+    fn drop_over_context(&mut self, over_context: &[usize]) {
         for (index, &over) in over_context.iter().enumerate().filter(|(_, over)| **over > 0) {
-            let order = drop_order(self.demands[index].sequence, policy, self.state);
-            for target in order.into_iter().take(over.max(EVICT_BATCH_BLOCKS)) {
-                self.drop_block(index, target, Reason::Context);
+            let order = drop_order(self.demands[index].sequence, self.policy, self.state);
+            let count = blocks_prefix(&order, over.max(EVICT_BATCH_BLOCKS));
+            for target in &order[..count] {
+                self.drop_target(index, *target, Reason::Context);
             }
         }
     }
 
-    /// Drops until the demand fits, at least [`EVICT_BATCH_BLOCKS`] once it begins.
-    fn drop_for_demand(&mut self, policy: &dyn EvictionPolicy) {
-        let mut victims = Vec::new();
-        for (index, demand) in self.demands.iter().enumerate() {
-            let SequenceConfig { request, contract, priority, .. } = *demand.sequence.config();
-            if !contract.permits(Rung::Evict) {
-                continue;
-            }
-            let mut order = drop_order(demand.sequence, policy, self.state);
-            order.retain(|target| !self.is_dropped(request, target.first));
-            let ranked = order.into_iter().enumerate();
-            victims.extend(ranked.map(|(rank, target)| (priority, rank, index, target)));
+    /// Drops until `goal` is reached, at least [`EVICT_BATCH_BLOCKS`] once it begins. Returns whether
+    /// anything was dropped.
+    fn drop_for_demand(&mut self, goal: Goal<'_>, givers: &[usize]) -> bool {
+        let mut ranked = Vec::new();
+        let mut batch = 1;
+        for &giver in givers.iter().filter(|&&giver| self.permits(giver, Rung::Evict)) {
+            let mut order = drop_order(self.demands[giver].sequence, self.policy, self.state);
+            order.retain(|target| !self.dropped.contains(&(giver, *target)));
+            batch = batch.max(blocks_prefix(&order, EVICT_BATCH_BLOCKS));
+            let of_giver = order.into_iter().enumerate();
+            ranked.extend(of_giver.map(|(rank, target)| (rank, giver, target)));
         }
-        // Ranks interleave sequences of one priority: each gives its first choice before any its second.
-        victims.sort_unstable();
-        for (dropped, (_, _, index, target)) in victims.into_iter().enumerate() {
-            let in_batch = (1..EVICT_BATCH_BLOCKS).contains(&dropped);
-            if self.forecast.satisfied() && !in_batch {
-                return;
+        // Ranks interleave sequences: each gives its first choice before any its second.
+        ranked.sort_unstable();
+        let mut count = 0;
+        for (_, giver, target) in ranked {
+            if self.forecast.reaches(goal) && !(1..batch).contains(&count) {
+                break;
             }
-            self.drop_block(index, target, Reason::Demand);
+            self.drop_target(giver, target, Reason::Demand);
+            count += 1;
         }
+        count > 0
     }
 
-    fn is_dropped(&self, request: u64, first: usize) -> bool {
-        self.drops.iter().any(|drop| drop.request == request && drop.first == first)
-    }
-
-    fn drop_block(&mut self, index: usize, target: DropTarget, reason: Reason) {
+    fn drop_target(&mut self, index: usize, target: DropTarget, reason: Reason) {
         let sequence = self.demands[index].sequence;
+        self.dropped.insert((index, target));
         // What was to be re-encoded is dropped as it is.
-        let config = self.pool.config();
-        let forecast = &mut self.forecast;
-        self.encodes.retain(|(candidate, _)| {
-            let full = config.groups[candidate.group].window.is_none();
-            let dropped = full && candidate.sequence == index && candidate.first == target.first;
-            if dropped {
-                let Candidate { group, pages, .. } = *candidate;
-                forecast.undo_encode(group, PageFormat::F16, PageFormat::Int8, pages);
-            }
-            !dropped
-        });
+        let groups = 0..self.pool.config().groups.len();
+        let is_full = |group: &usize| self.pool.config().groups[*group].window.is_none();
+        let meant = |group: &usize| target.page.is_none_or(|(other, _)| other == *group);
+        let victims: Vec<usize> = groups
+            .filter(|group| is_full(group) && meant(group))
+            .filter_map(|group| self.victims.find(index, group, target.first))
+            .collect();
+        let targets: Vec<Option<PageFormat>> =
+            victims.iter().map(|&victim| self.victims.all[victim].target).collect();
+        victims.iter().for_each(|&victim| self.retarget(victim, None));
+        let mut gone: ByFormat<usize> = ByFormat::default();
+        let shares = self.victims.shares[index];
+        let mut harm = 0.0;
         let bytes = for_each_dropped_page(sequence, target, |group, format| {
-            forecast.free(group, format);
+            self.forecast.free(group, format);
+            self.after_drops.free(group, format);
+            harm += shares.page_drop_harm(sequence, (group, target.first), format);
+            gone[format] += 1;
         });
-        self.drops.push(Move {
-            request: sequence.config().request,
-            first: target.first,
-            kind: MoveKind::Drop(target),
-            bytes,
-            reason,
-        });
-    }
-
-    fn finish(mut self, compaction: bool) -> ReliefPlan {
-        // A re-encode of few pages may cost more spans than it frees: then it is not worth its harm.
-        while !self.forecast.reserve_is_kept() {
-            let Some((candidate, _)) = self.encodes.pop() else { break };
-            let Candidate { group, pages, .. } = candidate;
-            self.forecast.undo_encode(group, PageFormat::F16, PageFormat::Int8, pages);
-        }
-        let mut moves = self.drops;
-        moves.extend(self.encodes.iter().map(|(_, planned)| *planned));
-        let shortage = if compaction { self.forecast.shortage() } else { None };
-        ReliefPlan { moves, shortage, demand_pages: self.forecast.into_demand(), compaction }
-    }
-}
-
-/// Sealed blocks of `sequence` that have f16 pages, are not shared, and hold only finite numbers.
-fn sealed_f16_blocks(sequence: &Sequence, index: usize, state: &State) -> Vec<Candidate> {
-    let config = sequence.pool().config();
-    let block_size = config.block_size();
-    let tail_start = sequence.next_position().saturating_sub(TAIL_TOKENS);
-    let mut candidates = Vec::new();
-    for (group, table) in sequence.tables.iter().enumerate() {
-        let layers = &sequence.view().groups[group].layers;
-        for (position, entry) in table.iter().enumerate() {
-            let shared = state.blocks[entry.guard.index() as usize].owners > 1;
-            if shared || entry.refused || !sequence.is_sealed(entry.first) {
-                continue;
+        for (victim, planned) in victims.into_iter().zip(targets) {
+            let dropped = &mut self.victims.all[victim];
+            match target.page {
+                None => {
+                    dropped.pages = ByFormat::default();
+                    dropped.dropped = true;
+                }
+                Some((group, layer)) => {
+                    let pinned = self.pool.config().groups[group].pinned.contains(&layer);
+                    for (format, &count) in gone.iter().filter(|_| !pinned) {
+                        // A refused page is not among those that may be re-encoded.
+                        dropped.pages[format] = dropped.pages[format].saturating_sub(count);
+                    }
+                    self.retarget(victim, planned);
+                }
             }
-            let is_f16 = |pages: &&Vec<_>| {
-                let page: &crate::page::PageRef = &pages[position];
-                page.format == PageFormat::F16
-            };
-            let pages = layers.iter().filter(is_f16).count();
-            let zone = if entry.first == 0 && config.groups[group].window.is_none() {
-                Zone::Sinks
-            } else if entry.first + block_size > tail_start {
-                Zone::Tail
-            } else {
-                Zone::Middle
-            };
-            if pages > 0 {
-                candidates.push(Candidate {
-                    sequence: index,
-                    group,
-                    first: entry.first,
-                    zone,
-                    pages,
-                });
+        }
+        let (request, first) = (sequence.config().request, target.first);
+        self.drops.push(Move { request, first, kind: MoveKind::Drop(target), bytes, harm, reason });
+    }
+
+    /// Takes back, the last first, what is not needed to reach all `goals`.
+    fn undo_unneeded(&mut self, goals: &[Goal<'_>]) {
+        for _ in 0..UNDO_PASSES {
+            let mut undone = false;
+            for index in (0..self.steps.len()).rev() {
+                let step = self.steps[index];
+                let victim = &self.victims.all[step.victim];
+                if step.undone || victim.dropped || victim.target != Some(step.target) {
+                    continue;
+                }
+                self.retarget(step.victim, step.previous);
+                if goals.iter().all(|&goal| self.forecast.reaches(goal)) {
+                    self.steps[index].undone = true;
+                    undone = true;
+                } else {
+                    self.retarget(step.victim, Some(step.target));
+                }
+            }
+            if !undone {
+                break;
             }
         }
     }
-    candidates
+
+    /// The moves in an order that can be carried out, and what they lead to.
+    fn finish(self) -> (Vec<Move>, Forecast<'a>) {
+        let Planner { pool, demands, victims, after_drops, steps, drops, .. } = self;
+        let mut order: Vec<usize> = steps.iter().map(|step| step.victim).collect();
+        let mut seen = HashSet::new();
+        order.retain(|victim| !victims.all[*victim].dropped && seen.insert(*victim));
+        let sequence = |index: usize| demands[index].sequence;
+        order_encodes(pool, &victims, &sequence, order, after_drops, Reason::Demand, drops)
+    }
 }
 
-fn encode_move(
-    sequence: &Sequence,
-    candidate: &Candidate,
-    format: PageFormat,
+/// Puts the planned re-encodes of `order` behind `moves`, as far as each finds room for its pages when its
+/// turn comes and the reserve is whole at the end. Returns all moves and what they lead to.
+fn order_encodes<'a>(
+    pool: &BlockPool,
+    victims: &Victims,
+    sequence: &dyn Fn(usize) -> &'a Sequence,
+    order: Vec<usize>,
+    mut forecast: Forecast<'a>,
     reason: Reason,
-) -> Move {
-    let shape = sequence.pool().config().groups[candidate.group].shape;
-    let saved = shape.page_bytes(PageFormat::F16) - shape.page_bytes(format);
-    Move {
-        request: sequence.config().request,
-        first: candidate.first,
-        kind: MoveKind::Encode { group: candidate.group, format },
-        bytes: candidate.pages * saved,
-        reason,
+    mut moves: Vec<Move>,
+) -> (Vec<Move>, Forecast<'a>) {
+    let mut pending: Vec<(usize, PageFormat, ByFormat<usize>)> = Vec::new();
+    for index in order {
+        let victim = &victims.all[index];
+        let Some(target) = victim.target else { continue };
+        let changes = |format| becomes(pool, victim.group, format, Some(target)) == target;
+        let pages =
+            ByFormat::from_fn(|f| if changes(f) && f != target { victim.pages[f] } else { 0 });
+        if pages.total() > 0 {
+            pending.push((index, target, pages));
+        }
     }
+    // Pages of one size that go to one other size follow each other: each span of targets then gives back
+    // at least the span it took, and one empty span is enough to begin.
+    let source = |pages: &ByFormat<usize>| pages.iter().find(|(_, n)| **n > 0).map(|(f, _)| f);
+    pending.sort_by_key(|(_, target, pages)| (source(pages), *target));
+    let mut encoded = Vec::new();
+    while !pending.is_empty() {
+        let before = pending.len();
+        let mut waiting = Vec::new();
+        for (index, target, pages) in pending {
+            let group = victims.all[index].group;
+            let fits = forecast.encode(group, &pages, target);
+            let list = if fits { &mut encoded } else { &mut waiting };
+            list.push((index, target, pages));
+        }
+        pending = waiting;
+        if pending.len() == before {
+            break; // what is left would find no room
+        }
+    }
+    // A re-encode of few pages may cost more spans than it frees: then it is not worth its harm.
+    while !forecast.reserve_is_kept() {
+        let Some((index, target, pages)) = encoded.pop() else { break };
+        for (format, &count) in pages.iter().filter(|(_, count)| **count > 0) {
+            forecast.shift(victims.all[index].group, target, format, count);
+        }
+    }
+    moves.extend(encoded.into_iter().map(|(index, format, _)| {
+        let victim = &victims.all[index];
+        let (harm, bytes) = victims.planned(pool, index);
+        let request = sequence(victim.sequence).config().request;
+        let kind = MoveKind::Encode { group: victim.group, format };
+        Move { request, first: victim.first, kind, bytes, harm, reason }
+    }));
+    (moves, forecast)
 }
 
 /// `--kv-format`: brings every sealed block of `sequence` to `format`, except those with a token among
-/// the first `sink_tokens` or the last `tail_tokens`. To be carried out after each commit. It is the
-/// caller who asks for the format: the contract is not looked at.
+/// the first `sink_tokens` or the last `tail_tokens`, as far as the free spans allow. To be carried out
+/// after each commit. It is the caller who asks for the format: neither the contract nor the ladder is
+/// looked at; pinned layers stay.
 pub fn plan_format_at_seal(
     sequence: &Sequence,
     format: PageFormat,
@@ -301,14 +448,60 @@ pub fn plan_format_at_seal(
     if format == PageFormat::F16 {
         return ReliefPlan::default();
     }
-    let block_size = sequence.pool().config().block_size();
+    let pool = sequence.pool();
     let tail_start = sequence.next_position().saturating_sub(tail_tokens);
-    let state = sequence.pool().shared.state();
-    let mut moves: Vec<Move> = sealed_f16_blocks(sequence, 0, &state)
-        .iter()
-        .filter(|c| c.first >= sink_tokens && c.first + block_size <= tail_start)
-        .map(|candidate| encode_move(sequence, candidate, format, Reason::FormatAtSeal))
-        .collect();
-    moves.sort_by_key(|planned| planned.first);
+    let state = pool.shared.state();
+    let demand = Demand { sequence, tokens: 0, step_tokens: 1, stretch_tokens: 0 };
+    let mut victims = Victims::new(&[demand], &state);
+    let wanted =
+        |first: usize| first >= sink_tokens && first + pool.config().block_size() <= tail_start;
+    let mut order: Vec<usize> = (0..victims.all.len()).collect();
+    order.retain(|&index| wanted(victims.all[index].first));
+    order.sort_by_key(|&index| victims.all[index].first);
+    order.iter().for_each(|&index| victims.all[index].target = Some(format));
+    let forecast = Forecast::new(&pool.shared, &state);
+    let reason = Reason::FormatAtSeal;
+    let (moves, _) =
+        order_encodes(pool, &victims, &|_| sequence, order, forecast, reason, Vec::new());
     ReliefPlan { moves, ..ReliefPlan::default() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use PageFormat::{Int4, Int8, K8V4};
+    use Stage::{Drop, Encode};
+    use Zone::{Middle, Sinks, Tail};
+
+    #[test]
+    fn the_tail_gives_way_before_a_block_is_dropped_and_the_sinks_last() {
+        let default = [
+            Encode(Middle, Int8),
+            Encode(Middle, K8V4),
+            Encode(Middle, Int4),
+            Encode(Tail, Int8),
+            Drop,
+            Encode(Tail, K8V4),
+            Encode(Tail, Int4),
+            Encode(Sinks, Int8),
+            Encode(Sinks, K8V4),
+            Encode(Sinks, Int4),
+        ];
+        assert_eq!(stages(&Ladder::default()), default);
+    }
+
+    #[test]
+    fn a_ladder_may_be_reordered_and_shortened() {
+        let stages = |list| stages(&Ladder::parse(list).unwrap());
+        assert_eq!(
+            stages("evict,int8"),
+            [Drop, Encode(Middle, Int8), Encode(Tail, Int8), Encode(Sinks, Int8)]
+        );
+        assert_eq!(
+            stages("int4,evict"),
+            [Encode(Middle, Int4), Drop, Encode(Tail, Int4), Encode(Sinks, Int4)]
+        );
+        assert_eq!(stages("evict"), [Drop]);
+        assert_eq!(stages("none"), []);
+    }
 }
