@@ -1,0 +1,298 @@
+//! f16 and fp8 rows into 8-bit and 4-bit codes.
+
+use super::fp8;
+use super::lanes::PageLanes;
+use crate::page::fp8::Fp8;
+use crate::page::reencode::{NotFinite, Run, Source};
+use crate::simd::LANES;
+use reef_kv::page::PartFormat;
+use std::arch::x86_64::*;
+
+/// # Safety
+/// Needs the tier of `S`; the offsets of `run` lie inside `src` and `dst`.
+#[inline(always)]
+pub(super) unsafe fn quantize<S: PageLanes>(
+    run: Run,
+    src: &[u8],
+    dst: &mut [u8],
+) -> Result<(), NotFinite> {
+    // SAFETY: the caller's contract.
+    unsafe {
+        let source = src.as_ptr();
+        match run.source {
+            Source::Halves { at } => {
+                let at = source.add(at);
+                quantize_width::<S>(run, |i| _mm256_loadu_si256(at.add(2 * i).cast()), dst)
+            }
+            Source::Floats8 { at, format, scale } => {
+                let (at, scale) = (source.add(at), S::splat(scale));
+                let e4m3 = format == Fp8::E4M3;
+                let halves = |i| {
+                    let codes = _mm_loadu_si128(at.add(i).cast());
+                    let value = if e4m3 {
+                        fp8::decode::<S, true>(codes)
+                    } else {
+                        fp8::decode::<S, false>(codes)
+                    };
+                    S::narrow(S::mul(value, scale))
+                };
+                quantize_width::<S>(run, halves, dst)
+            }
+        }
+    }
+}
+
+/// `halves(i)`: sixteen values of the source part from number `i`.
+///
+/// # Safety
+/// As of [`quantize`].
+#[inline(always)]
+unsafe fn quantize_width<S: PageLanes>(
+    run: Run,
+    halves: impl Fn(usize) -> __m256i,
+    dst: &mut [u8],
+) -> Result<(), NotFinite> {
+    // SAFETY: the caller's contract.
+    unsafe {
+        match (run.width, run.target) {
+            (32, PartFormat::U4) => quantize_rows::<S, 2, true>(run, halves, dst),
+            (32, _) => quantize_rows::<S, 2, false>(run, halves, dst),
+            (_, PartFormat::U4) => quantize_rows::<S, 1, true>(run, halves, dst),
+            _ => quantize_rows::<S, 1, false>(run, halves, dst),
+        }
+    }
+}
+
+/// Rows of `VECTORS * 16` values, sixteen rows at a time: first their extremes, then all scales at
+/// once, then the codes.
+///
+/// # Safety
+/// As of [`quantize`]; `run.width` is `VECTORS * 16`.
+#[inline(always)]
+unsafe fn quantize_rows<S: PageLanes, const VECTORS: usize, const NIBBLES: bool>(
+    run: Run,
+    halves: impl Fn(usize) -> __m256i,
+    dst: &mut [u8],
+) -> Result<(), NotFinite> {
+    let mut least = ORDER_OF_ZERO;
+    let mut most = ORDER_OF_ZERO;
+    for first in (0..run.rows).step_by(LANES) {
+        let rows = LANES.min(run.rows - first);
+        let place = |row: usize| run.first + (first + row) * run.stride;
+        // Rows that are not there: all zeros.
+        let (mut low, mut high) = ([ORDER_OF_ZERO; LANES], [ORDER_OF_ZERO; LANES]);
+        // SAFETY: the caller's contract: all rows lie inside the source and target parts.
+        unsafe {
+            for row in 0..rows {
+                let at = place(row);
+                let vectors: [__m256i; VECTORS] = std::array::from_fn(|i| halves(at + i * LANES));
+                (low[row], high[row]) = extremes(vectors);
+            }
+            for row in 0..rows {
+                least = least.min(low[row]);
+                most = most.max(high[row]);
+            }
+            let grid = grid::<S>(&low, &high);
+            let codes = dst.as_mut_ptr().add(run.codes);
+            for row in 0..rows {
+                let (min, inverse) = (S::splat(grid.minima[row]), S::splat(grid.inverse[row]));
+                let at = place(row);
+                let vectors: [__m128i; VECTORS] = std::array::from_fn(|i| {
+                    let value = S::widen(halves(at + i * LANES));
+                    let code = S::mul(S::sub(value, min), inverse);
+                    S::code_bytes(S::min(code, S::splat(255.0)))
+                });
+                if NIBBLES {
+                    store_nibbles(codes, at, vectors);
+                } else {
+                    for (i, vector) in vectors.into_iter().enumerate() {
+                        _mm_storeu_si128(codes.add(at + i * LANES).cast(), vector);
+                    }
+                }
+            }
+            grid.store(&run, first, rows, dst);
+        }
+    }
+    if least >= ORDER_OF_LEAST && most <= ORDER_OF_MOST { Ok(()) } else { Err(NotFinite) }
+}
+
+/// Halves as integers in the order of their values: negative ones turned around, below the others.
+/// -0 comes before 0, NaN and infinity outside `ORDER_OF_LEAST..=ORDER_OF_MOST`.
+const ORDER_OF_ZERO: u16 = 0x8000;
+/// Of -65504, `0xfbff`.
+const ORDER_OF_LEAST: u16 = 0xfbff ^ 0xffff;
+/// Of 65504, `0x7bff`.
+const ORDER_OF_MOST: u16 = 0x7bff ^ 0x8000;
+
+/// Least and greatest of a row, as integers in the order of values.
+///
+/// # Safety
+/// Needs AVX2.
+#[inline(always)]
+unsafe fn extremes<const VECTORS: usize>(vectors: [__m256i; VECTORS]) -> (u16, u16) {
+    // SAFETY: the caller has AVX2.
+    unsafe {
+        let ordered = vectors.map(|halves| {
+            let negative = _mm256_srai_epi16::<15>(halves);
+            let flips = _mm256_or_si256(negative, _mm256_set1_epi16(i16::MIN));
+            _mm256_xor_si256(halves, flips)
+        });
+        let (mut low, mut high) = (ordered[0], ordered[0]);
+        for vector in ordered {
+            low = _mm256_min_epu16(low, vector);
+            high = _mm256_max_epu16(high, vector);
+        }
+        let low = _mm_min_epu16(_mm256_castsi256_si128(low), _mm256_extracti128_si256::<1>(low));
+        let high = _mm_max_epu16(_mm256_castsi256_si128(high), _mm256_extracti128_si256::<1>(high));
+        // There is a horizontal minimum; the maximum is that of the complement.
+        let not_high = _mm_xor_si128(high, _mm_set1_epi8(-1));
+        let low = _mm_cvtsi128_si32(_mm_minpos_epu16(low)) as u16;
+        (low, !(_mm_cvtsi128_si32(_mm_minpos_epu16(not_high)) as u16))
+    }
+}
+
+/// Scales and minima of sixteen rows.
+struct Grid {
+    scale_halves: [u16; LANES],
+    min_halves: [u16; LANES],
+    minima: [f32; LANES],
+    /// `1 / scale`, 0 for a scale of 0.
+    inverse: [f32; LANES],
+}
+
+/// See [`crate::page::scalar::quantize`].
+///
+/// # Safety
+/// Needs the tier of `S`.
+#[inline(always)]
+unsafe fn grid<S: PageLanes>(low: &[u16; LANES], high: &[u16; LANES]) -> Grid {
+    let mut grid = Grid {
+        scale_halves: [0; LANES],
+        min_halves: [0; LANES],
+        minima: [0.0; LANES],
+        inverse: [0.0; LANES],
+    };
+    // SAFETY: all arrays hold sixteen elements.
+    unsafe {
+        let zero = S::splat(0.0);
+        let min = S::widen(in_order(low));
+        let range = S::sub(S::widen(in_order(high)), min);
+        // Adding zero turns -0 into 0.
+        let min = S::add(min, zero);
+        let nearest_halves = S::narrow(S::div(range, S::splat(255.0)));
+        let mut short = S::lt_mask(S::mul(S::widen(nearest_halves), S::splat(255.5)), range);
+        _mm256_storeu_si256(grid.scale_halves.as_mut_ptr().cast(), nearest_halves);
+        while short != 0 {
+            let lane = short.trailing_zeros() as usize;
+            // A page with NaN or Inf ends in an error; wrapping keeps its garbage from panicking.
+            grid.scale_halves[lane] = grid.scale_halves[lane].wrapping_add(1);
+            short &= short - 1;
+        }
+        let scale = S::load_f16(grid.scale_halves.as_ptr());
+        let some = S::lt_mask(zero, scale);
+        S::store_f16(grid.min_halves.as_mut_ptr(), min);
+        S::store(grid.minima.as_mut_ptr(), min);
+        S::store(grid.inverse.as_mut_ptr(), S::select(some, S::div(S::splat(1.0), scale), zero));
+    }
+    grid
+}
+
+/// The halves whose places in the order of values these are.
+///
+/// # Safety
+/// Needs AVX2.
+#[inline(always)]
+unsafe fn in_order(order: &[u16; LANES]) -> __m256i {
+    // SAFETY: the caller has AVX2; sixteen elements are read.
+    unsafe {
+        let order = _mm256_loadu_si256(order.as_ptr().cast());
+        let positive = _mm256_srai_epi16::<15>(order);
+        let negative = _mm256_xor_si256(positive, _mm256_set1_epi8(-1));
+        _mm256_xor_si256(order, _mm256_or_si256(negative, _mm256_set1_epi16(i16::MIN)))
+    }
+}
+
+impl Grid {
+    /// Writes scales and minima of `rows` rows from number `first`.
+    fn store(&self, run: &Run, first: usize, rows: usize, dst: &mut [u8]) {
+        for (part, halves) in [(run.scales, &self.scale_halves), (run.minima, &self.min_halves)] {
+            if run.scale_stride == 1 {
+                let bytes = part + 2 * first..part + 2 * (first + rows);
+                dst[bytes].copy_from_slice(bytemuck::cast_slice(&halves[..rows]));
+                continue;
+            }
+            for (row, half) in halves[..rows].iter().enumerate() {
+                let at = part + 2 * (first + row) * run.scale_stride;
+                dst[at..at + 2].copy_from_slice(&half.to_le_bytes());
+            }
+        }
+    }
+}
+
+/// Stores 8-bit codes as 4-bit codes of a part that starts zeroed; `at`: index of the first code.
+///
+/// # Safety
+/// Needs AVX2; `part` has room for the codes.
+#[inline(always)]
+unsafe fn store_nibbles<const VECTORS: usize>(
+    part: *mut u8,
+    at: usize,
+    vectors: [__m128i; VECTORS],
+) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        let vector = at / LANES;
+        if VECTORS == 2 && vector.is_multiple_of(2) {
+            let codes = shrunk(_mm256_set_m128i(vectors[1], vectors[0]));
+            let high = _mm_slli_epi16::<4>(_mm256_extracti128_si256::<1>(codes));
+            let pairs = _mm_or_si128(_mm256_castsi256_si128(codes), high);
+            _mm_storeu_si128(part.add(vector / 2 * LANES).cast(), pairs);
+            return;
+        }
+        for (i, codes) in vectors.into_iter().enumerate() {
+            let vector = vector + i;
+            let codes = _mm256_castsi256_si128(shrunk(_mm256_castsi128_si256(codes)));
+            let codes = if vector.is_multiple_of(2) { codes } else { _mm_slli_epi16::<4>(codes) };
+            let place = part.add(vector / 2 * LANES).cast::<__m128i>();
+            _mm_storeu_si128(place, _mm_or_si128(_mm_loadu_si128(place), codes));
+        }
+    }
+}
+
+/// [`crate::page::scalar::shrunk`] of 32 codes.
+///
+/// # Safety
+/// Needs AVX2.
+#[inline(always)]
+unsafe fn shrunk(codes: __m256i) -> __m256i {
+    // SAFETY: the caller has AVX2.
+    unsafe {
+        // 15 * code + 135 fits sixteen bits: even bytes, then odd ones, whose result stays where it is.
+        let scaled = |codes: __m256i| {
+            let sixteen = _mm256_slli_epi16::<4>(codes);
+            _mm256_add_epi16(_mm256_sub_epi16(sixteen, codes), _mm256_set1_epi16(135))
+        };
+        let low_bytes = _mm256_set1_epi16(0xff);
+        let even = _mm256_srli_epi16::<8>(scaled(_mm256_and_si256(codes, low_bytes)));
+        let odd = scaled(_mm256_srli_epi16::<8>(codes));
+        _mm256_or_si256(even, _mm256_andnot_si256(low_bytes, odd))
+    }
+}
+
+/// # Safety
+/// Needs AVX2; `source` is twice as long as `target` and a multiple of 64.
+#[inline(always)]
+pub(super) unsafe fn shrink(source: &[u8], target: &mut [u8]) {
+    for (codes, pairs) in source.chunks_exact(64).zip(target.chunks_exact_mut(32)) {
+        // SAFETY: the caller has AVX2; 64 bytes are read and 32 written.
+        unsafe {
+            let first = shrunk(_mm256_loadu_si256(codes.as_ptr().cast()));
+            let second = shrunk(_mm256_loadu_si256(codes.as_ptr().add(32).cast()));
+            // Vectors 0 and 2 are the low nibbles, 1 and 3 the high ones.
+            let low = _mm256_permute2x128_si256::<0x20>(first, second);
+            let high = _mm256_permute2x128_si256::<0x31>(first, second);
+            let both = _mm256_or_si256(low, _mm256_slli_epi16::<4>(high));
+            _mm256_storeu_si256(pairs.as_mut_ptr().cast(), both);
+        }
+    }
+}
