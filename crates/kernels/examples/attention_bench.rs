@@ -155,6 +155,7 @@ fn attention_ms(
             first_position: first as u32,
             rows,
             queries: &queries,
+            observe: false,
         };
         let arena = &cache.arena[cache.start..];
         paged_attention(tier, pool, shape, &[sequence], arena, &mut scratch, &mut out);

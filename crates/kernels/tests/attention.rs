@@ -8,33 +8,7 @@ use reef_kernels::attention::{AttentionShape, SequenceRows};
 use reef_kernels::dispatch::Tier;
 use reef_kernels::page::write_kv;
 use reef_kv::page::{PAGE_ALIGN, PageFormat};
-use support::{World, attend, bits};
-
-fn shapes() -> impl Strategy<Value = AttentionShape> {
-    let ratios = proptest::sample::select(vec![1usize, 2, 3, 4, 5, 7, 8]);
-    let dims = proptest::sample::select(vec![16usize, 32, 48, 64, 80, 96, 128, 256]);
-    let blocks = proptest::sample::select(vec![16usize, 32, 64, 128]);
-    let windows = prop_oneof![Just(None), (1usize..400).prop_map(Some)];
-    (1usize..3, ratios, dims, blocks, windows).prop_map(
-        |(kv_heads, ratio, head_dim, block_size, window)| AttentionShape {
-            heads: kv_heads * ratio,
-            kv_heads,
-            head_dim,
-            block_size,
-            scale: 1.0 / (head_dim as f32).sqrt(),
-            window,
-        },
-    )
-}
-
-/// One format for all blocks, or any for each.
-fn format_of(choice: u64, block: usize) -> PageFormat {
-    let count = PageFormat::ALL.len();
-    match PageFormat::ALL.get(choice as usize) {
-        Some(format) => *format,
-        None => PageFormat::ALL[(choice >> (block % 50)) as usize % count],
-    }
-}
+use support::{SMOLLM2, World, attend, bits, format_of, shapes};
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
@@ -70,22 +44,13 @@ proptest! {
                 }
             }
         }
-        let naive = world.naive(length - 1);
+        let naive = world.naive(length - 1).out;
         let largest = naive.iter().fold(0f64, |m, x| m.max(x.abs()));
         for (x, y) in expected[(rows - 1) * row..].iter().zip(&naive) {
             prop_assert!((f64::from(*x) - y).abs() <= 1e-5 * largest, "{x} is not {y}");
         }
     }
 }
-
-const SMOLLM2: AttentionShape = AttentionShape {
-    heads: 9,
-    kv_heads: 3,
-    head_dim: 64,
-    block_size: 32,
-    scale: 0.125,
-    window: None,
-};
 
 #[test]
 fn neighbours_in_the_batch_change_nothing() {
@@ -106,6 +71,7 @@ fn neighbours_in_the_batch_change_nothing() {
         first_position,
         rows,
         queries,
+        observe: false,
     };
     let batch = [
         sequence(&a_pages, 699, 1, &a_queries),
@@ -114,10 +80,10 @@ fn neighbours_in_the_batch_change_nothing() {
         sequence(&a_pages, 300, 70, &c_queries),
     ];
     for tier in Tier::available() {
-        let together = attend(tier, 2, &SMOLLM2, &batch, &arena);
+        let together = attend(tier, 2, &SMOLLM2, &batch, &arena).0;
         let mut apart = Vec::new();
         for one in batch {
-            apart.extend(attend(tier, 1, &SMOLLM2, &[one], &arena));
+            apart.extend(attend(tier, 1, &SMOLLM2, &[one], &arena).0);
         }
         assert!(bits(&together) == bits(&apart), "{}", tier.name());
     }

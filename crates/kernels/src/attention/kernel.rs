@@ -8,6 +8,7 @@
 #![allow(clippy::needless_range_loop)]
 
 use super::element::{Byte, E4M3, E5M2, Element, Half, Nibble, unit};
+use super::mass::GroupSums;
 use super::schedule::{CHUNK_LINES, part_floats};
 use crate::simd::{LANES, Simd, avx2::Avx2, avx512::Avx512, exp};
 use reef_kv::page::{KEY_GROUP_MAX, PageFormat, VALUE_GROUP};
@@ -97,6 +98,11 @@ pub(super) struct Kernels {
     pub merge: unsafe fn(*mut f32, *const f32, usize),
     /// `(total, head_dim, out)`: divides by the sum.
     pub finish: unsafe fn(*const f32, usize, *mut f32),
+    /// `(weights, tokens, max, lines, sums)`: the weights of a key group, `[lines][32]` as a chunk
+    /// leaves them in `Bench::scores`, are summed up line by line, with the maxima `[lines]` beside.
+    pub observe: unsafe fn(*const f32, usize, *const f32, usize, GroupSums),
+    /// `(total, head_dim, sums, groups)`: the sums of one line's key groups become probabilities.
+    pub settle: unsafe fn(*const f32, usize, GroupSums, usize),
 }
 
 /// How many accumulators the register file of a tier holds.
@@ -662,9 +668,61 @@ unsafe fn merge<S: Simd>(total: *mut f32, part: *const f32, head_dim: usize) {
 unsafe fn finish<S: Simd>(total: *const f32, head_dim: usize, out: *mut f32) {
     // SAFETY: the caller's contract.
     unsafe {
-        let sum = *total.add(head_dim + 1);
-        let inverse = if sum > 0.0 { 1.0 / sum } else { 0.0 };
-        scale::<S>(total, inverse, head_dim, out);
+        scale::<S>(total, inverse_sum(total, head_dim), head_dim, out);
+    }
+}
+
+/// One over the sum of the weights of a part record; 0 if there are none.
+///
+/// # Safety
+/// `total` is a part record.
+#[inline(always)]
+unsafe fn inverse_sum(total: *const f32, head_dim: usize) -> f32 {
+    // SAFETY: the caller's contract.
+    let sum = unsafe { *total.add(head_dim + 1) };
+    if sum > 0.0 { 1.0 / sum } else { 0.0 }
+}
+
+/// # Safety
+/// See [`Kernels`].
+#[inline(always)]
+unsafe fn observe<S: Simd>(
+    weights: *const f32,
+    tokens: usize,
+    max: *const f32,
+    lines: usize,
+    sums: GroupSums,
+) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        for line in 0..lines {
+            let weights = weights.add(line * KEY_GROUP_MAX);
+            let mut sum = S::load(weights);
+            if tokens > LANES {
+                sum = S::add(sum, S::load(weights.add(LANES)));
+            }
+            let out = sums.at(line, 0).base;
+            *out = S::reduce_add(sum);
+            *out.add(sums.stride) = *max.add(line);
+        }
+    }
+}
+
+/// # Safety
+/// See [`Kernels`].
+#[inline(always)]
+unsafe fn settle<S: Simd>(total: *const f32, head_dim: usize, sums: GroupSums, groups: usize) {
+    // SAFETY: the caller's contract; a line's arrays are whole vectors long.
+    unsafe {
+        let (max, inverse) = (*total.add(head_dim), inverse_sum(total, head_dim));
+        for group in (0..groups).step_by(LANES) {
+            let place = sums.base.add(group);
+            let (sum, zero) = (S::load(place), S::splat(0.0));
+            let factor = exp::<S>(S::sub(S::load(place.add(sums.stride)), S::splat(max)));
+            let mass = S::mul(S::mul(sum, factor), S::splat(inverse));
+            // Groups that nobody saw have no maximum.
+            S::store(place, S::select(S::lt_mask(zero, sum), mass, zero));
+        }
     }
 }
 
@@ -725,6 +783,22 @@ macro_rules! tier {
                 // SAFETY: the same.
                 unsafe { super::finish::<$simd>(total, head_dim, out) }
             }
+            #[target_feature(enable = $features)]
+            unsafe fn observe(
+                weights: *const f32,
+                tokens: usize,
+                max: *const f32,
+                lines: usize,
+                sums: GroupSums,
+            ) {
+                // SAFETY: the same.
+                unsafe { super::observe::<$simd>(weights, tokens, max, lines, sums) }
+            }
+            #[target_feature(enable = $features)]
+            unsafe fn settle(total: *const f32, head_dim: usize, sums: GroupSums, groups: usize) {
+                // SAFETY: the same.
+                unsafe { super::settle::<$simd>(total, head_dim, sums, groups) }
+            }
 
             pub(in super::super) static $table: Kernels = Kernels {
                 // In the order of `PageFormat::ALL`.
@@ -741,6 +815,8 @@ macro_rules! tier {
                 close,
                 merge,
                 finish,
+                observe,
+                settle,
             };
         }
         pub(super) use $module::$table;

@@ -13,6 +13,7 @@
 mod element;
 #[cfg(target_arch = "x86_64")]
 mod kernel;
+mod mass;
 pub mod scalar;
 mod schedule;
 #[cfg(target_arch = "x86_64")]
@@ -80,6 +81,8 @@ pub struct SequenceRows<'a> {
     pub rows: usize,
     /// `[runs][rows][heads * head_dim]`: the queries rotated for each run of `PageRef::run`.
     pub queries: &'a [f32],
+    /// Whether [`AttentionScratch::masses`] shall say how much attention each page got.
+    pub observe: bool,
 }
 
 /// Attention of every row of `sequences` over the pages in `arena`.
@@ -102,14 +105,16 @@ pub fn paged_attention(
     out: &mut [f32],
 ) {
     check(shape, sequences, arena, out);
+    scratch.masses.lay_out(shape, sequences);
     match tier {
         #[cfg(target_arch = "x86_64")]
         Tier::Avx512 | Tier::Avx2 => {
             let kernels = if tier == Tier::Avx512 { &kernel::AVX512 } else { &kernel::AVX2 };
             task::run(kernels, pool, shape, sequences, arena, scratch, out);
         }
-        _ => scalar::run(pool, shape, sequences, arena, out),
+        _ => scalar::run(pool, shape, sequences, arena, &mut scratch.masses, out),
     }
+    scratch.masses.add_heads(shape.kv_heads);
 }
 
 /// Everything the kernels rely on, since they read through raw pointers.

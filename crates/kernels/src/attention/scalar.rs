@@ -1,6 +1,7 @@
 //! The specification of attention in plain loops; also the path for CPUs without SIMD tiers.
 
 use super::element::unit;
+use super::mass::{Masses, add_pages};
 use super::{AttentionShape, SPLIT_TOKENS, SequenceRows};
 use crate::page::scalar::half_at;
 use crate::pool::BarrierPool;
@@ -196,7 +197,30 @@ fn single_at(page: &[u8], at: usize) -> f32 {
     f32::from_le_bytes([page[at], page[at + 1], page[at + 2], page[at + 3]])
 }
 
-/// One row of one query head. `queries(run)`: the unscaled query of the head, `[head_dim]`.
+/// The weights of one key group: their sum, and the maximum they are relative to.
+#[derive(Clone, Copy, Default)]
+struct GroupSum {
+    sum: f32,
+    max: f32,
+}
+
+impl GroupSum {
+    fn new(weights: &[f32], max: f32) -> GroupSum {
+        let mut lanes = [0f32; LANES];
+        for (token, weight) in weights.iter().enumerate() {
+            lanes[token % LANES] += weight;
+        }
+        GroupSum { sum: reduce_add(lanes), max }
+    }
+
+    /// The attention probability of the group.
+    fn mass(&self, total: &Part, inverse: f32) -> f32 {
+        if self.sum > 0.0 { self.sum * exp(self.max - total.max) * inverse } else { 0.0 }
+    }
+}
+
+/// One row of one query head. `queries(run)`: the unscaled query of the head, `[head_dim]`. `masses`:
+/// one per page, or none.
 fn attend<'q>(
     shape: &AttentionShape,
     pages: &[PageRef],
@@ -205,15 +229,21 @@ fn attend<'q>(
     position: u32,
     queries: impl Fn(u8) -> &'q [f32],
     out: &mut [f32],
+    masses: &mut [f32],
 ) {
     let page_shape = shape.page();
     let tokens = page_shape.key_group();
+    let groups = page_shape.key_groups();
     let mut total = Part::empty(shape.head_dim);
+    let mut sums = vec![GroupSum::default(); pages.len() * groups];
+    let mut rest = &mut sums[..];
     for pages in pages.chunk_by(|a, b| a.first / SPLIT_TOKENS == b.first / SPLIT_TOKENS) {
         let mut split = Split::empty(shape.head_dim);
         for page in pages {
+            let (sums, others) = rest.split_at_mut(groups);
+            rest = others;
             let query: Vec<f32> = queries(page.run).iter().map(|q| q * shape.scale).collect();
-            for index in 0..page_shape.key_groups() {
+            for (index, sum) in sums.iter_mut().enumerate() {
                 let first = page.first + (index * tokens) as u32;
                 let visible = shape.visible(first, tokens, position);
                 if visible.0 >= visible.1 {
@@ -229,6 +259,7 @@ fn attend<'q>(
                 };
                 let mut weights = group.scores(&query);
                 if split.weigh(&mut weights, visible) {
+                    *sum = GroupSum::new(&weights, split.max);
                     group.accumulate(&weights, visible, &mut split);
                 }
             }
@@ -239,6 +270,10 @@ fn attend<'q>(
     for (out, value) in out.iter_mut().zip(&total.values) {
         *out = value * inverse;
     }
+    if !masses.is_empty() {
+        let of_groups: Vec<f32> = sums.iter().map(|sum| sum.mass(&total, inverse)).collect();
+        add_pages(masses, &of_groups, groups);
+    }
 }
 
 /// [`super::paged_attention`] on the scalar tier, one row of one head at a time.
@@ -247,20 +282,33 @@ pub(super) fn run(
     shape: &AttentionShape,
     sequences: &[SequenceRows<'_>],
     arena: &[u8],
+    masses: &mut Masses,
     out: &mut [f32],
 ) {
     let (heads, dim) = (shape.heads, shape.head_dim);
     let mut rest = out;
-    for sequence in sequences {
+    for (index, sequence) in sequences.iter().enumerate() {
+        let pages = if sequence.observe { sequence.pages.len() } else { 0 };
         let (mine, others) = rest.split_at_mut(sequence.rows * heads * dim);
         rest = others;
-        for_each_row(pool, sequence.rows * heads, (mine, dim), &|line, out| {
+        // Output of a line, then its masses.
+        let width = dim + pages;
+        let mut lines = vec![0f32; sequence.rows * heads * width];
+        for_each_row(pool, sequence.rows * heads, (&mut lines, width), &|line, both| {
+            let (out, masses) = both.split_at_mut(dim);
             let position = sequence.first_position + (line / heads) as u32;
             let queries = |run: u8| {
                 let start = (usize::from(run) * sequence.rows * heads + line) * dim;
                 &sequence.queries[start..start + dim]
             };
-            attend(shape, sequence.pages, arena, line % heads, position, queries, out);
+            attend(shape, sequence.pages, arena, line % heads, position, queries, out, masses);
         });
+        let first = masses.sequences[index].start;
+        for (line, both) in lines.chunks_exact(width).enumerate() {
+            mine[line * dim..(line + 1) * dim].copy_from_slice(&both[..dim]);
+            let kv_head = line % heads / shape.group_heads();
+            let row = first + (kv_head * sequence.rows + line / heads) * pages;
+            add_pages(&mut masses.values[row..row + pages], &both[dim..], 1);
+        }
     }
 }

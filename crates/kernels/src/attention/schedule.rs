@@ -4,6 +4,7 @@
 //! merged by the task that finishes last; others (prefill) one task per (tile of rows, KV head), which
 //! merges as it goes. Both do the same arithmetic in the same order.
 
+use super::mass::{GroupSums, Masses};
 use super::{AttentionShape, SPLIT_TOKENS, SequenceRows};
 use crate::simd::LANES;
 use reef_kv::page::{KEY_GROUP_MAX, PageRef, VALUE_GROUP};
@@ -57,6 +58,8 @@ pub(super) struct ThreadScratch {
     pub(super) part: Floats,
     /// Part records of the lines of a task.
     pub(super) totals: Floats,
+    /// Key-group sums of the lines of a tile that is observed.
+    pub(super) sums: Floats,
 }
 
 impl ThreadScratch {
@@ -99,6 +102,20 @@ pub(super) struct Plan {
     pub(super) parts: Option<usize>,
     /// Its first row of the output.
     pub(super) first_row: usize,
+    /// Where its key-group sums begin, `[kv_heads]` times those of its lines; `None` if it is not
+    /// observed. Tiles keep theirs in thread scratch.
+    pub(super) sums: Option<usize>,
+}
+
+impl Plan {
+    /// Pages that any row of the sequence sees.
+    pub(super) fn pages(&self, splits: &[Range<usize>]) -> Range<usize> {
+        match &splits[self.splits.clone()] {
+            [] => 0..0,
+            [first, .., last] => first.start..last.end,
+            [only] => only.clone(),
+        }
+    }
 }
 
 /// Working memory of [`super::paged_attention`].
@@ -113,6 +130,10 @@ pub struct AttentionScratch {
     pub(super) splits: Vec<Range<usize>>,
     /// Part records of split contexts.
     pub(super) parts: Floats,
+    /// Key-group sums of split contexts that are observed.
+    pub(super) sums: Floats,
+    /// What the observed sequences of the last batch attended to.
+    pub(super) masses: Masses,
     /// Tasks still to finish before a (sequence, KV head) can be merged.
     pub(super) remaining: Vec<AtomicUsize>,
 }
@@ -137,6 +158,41 @@ impl AttentionScratch {
             scratch.reserve_remaining(max_rows * shape.kv_heads);
         }
         scratch
+    }
+
+    /// Makes room for observing as well, so that the first batch that is observed allocates nothing;
+    /// arguments as for [`new`](Self::new).
+    pub fn reserve_masses(
+        &mut self,
+        shapes: &[AttentionShape],
+        max_rows: usize,
+        max_positions: usize,
+    ) {
+        for shape in shapes {
+            let pages = max_positions.div_ceil(shape.block_size) + 1;
+            let groups = pages * shape.page().key_groups();
+            let rows = max_rows.min(tile_rows(shape));
+            self.sums.reserve(GroupSums::floats(rows * shape.heads, groups));
+            self.masses.reserve(max_rows * pages * shape.kv_heads);
+            self.masses.sequences.reserve(max_rows);
+            self.reserve_sums(tile_rows(shape) * shape.group_heads(), groups);
+        }
+    }
+
+    fn reserve_sums(&mut self, lines: usize, groups: usize) {
+        for thread in &mut self.threads {
+            let thread = thread.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner());
+            thread.sums.reserve(GroupSums::floats(lines, groups));
+        }
+    }
+
+    /// Attention probability per page, added over all query heads of the layer, of sequence `index`
+    /// of the last batch: `[rows][pages]`, 0 for a page that a row does not see. Empty if the sequence
+    /// was not observed.
+    ///
+    /// A row's masses add up to the number of query heads, if it sees anything.
+    pub fn masses(&self, index: usize) -> &[f32] {
+        self.masses.sequences.get(index).map_or(&[], |range| &self.masses.values[range.clone()])
     }
 
     fn reserve_threads(&mut self, shape: &AttentionShape, rows: usize, threads: usize) {
@@ -167,7 +223,7 @@ impl AttentionScratch {
         self.splits.clear();
         self.reserve_remaining(sequences.len() * shape.kv_heads);
         self.reserve_threads(shape, tile_rows(shape), threads);
-        let (mut tasks, mut rows, mut parts) = (0, 0, 0);
+        let (mut tasks, mut rows, mut parts, mut sums, mut tile_groups) = (0, 0, 0, 0, 0);
         for (sequence, remaining) in sequences.iter().zip(self.remaining.chunks_mut(shape.kv_heads))
         {
             let first_split = self.splits.len();
@@ -176,14 +232,23 @@ impl AttentionScratch {
             let is_split = sequence.rows <= tile_rows(shape) && splits > 0;
             let tile_rows = if is_split { sequence.rows } else { tile_rows(shape) };
             let cuts = if is_split { splits } else { sequence.rows.div_ceil(tile_rows) };
-            self.plans.push(Plan {
+            let plan = Plan {
                 first_task: tasks,
-
                 tile_rows,
                 splits: first_split..self.splits.len(),
                 parts: is_split.then_some(parts),
                 first_row: rows,
-            });
+                sums: sequence.observe.then_some(sums),
+            };
+            if sequence.observe {
+                let groups = plan.pages(&self.splits).len() * shape.page().key_groups();
+                if is_split {
+                    sums += GroupSums::floats(sequence.rows * shape.heads, groups);
+                } else {
+                    tile_groups = tile_groups.max(groups);
+                }
+            }
+            self.plans.push(plan);
             for count in remaining {
                 *count.get_mut() = cuts;
             }
@@ -194,6 +259,8 @@ impl AttentionScratch {
             }
         }
         self.parts.reserve(parts);
+        self.sums.reserve(sums);
+        self.reserve_sums(tile_rows(shape) * shape.group_heads(), tile_groups);
         tasks
     }
 }

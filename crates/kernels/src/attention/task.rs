@@ -2,6 +2,7 @@
 
 use super::element::unit;
 use super::kernel::{Bench, CACHE_LINE, Group, Kernels, Lines, chunk_lines, prefetch};
+use super::mass::{GroupSums, add_pages};
 use super::schedule::{AttentionScratch, Plan, ThreadScratch, part_floats};
 use super::{AttentionShape, SequenceRows};
 use crate::pool::BarrierPool;
@@ -14,8 +15,8 @@ use std::sync::atomic::Ordering;
 #[derive(Clone, Copy)]
 struct Shared(*mut f32);
 
-// SAFETY: tasks write disjoint rows (output) or records (parts), and records are read only by the task
-// that saw all others finish through `remaining`.
+// SAFETY: tasks write disjoint rows (output, masses) or records (parts, key-group sums), and records are
+// read only by the task that saw all others finish through `remaining`.
 unsafe impl Sync for Shared {}
 
 impl Shared {
@@ -47,6 +48,48 @@ struct Task<'a> {
     sequence: &'a SequenceRows<'a>,
     kv_head: usize,
     rows: Range<usize>,
+    watch: Option<Watch>,
+}
+
+/// Where it is kept what an observed task attended to.
+struct Watch {
+    /// Pages that any row of the sequence sees.
+    seen: Range<usize>,
+    /// Sums of the task's lines, from the first key group of `seen` on.
+    sums: GroupSums,
+    /// Masses of the task's KV head, `[rows][pages]`.
+    masses: *mut f32,
+}
+
+impl Watch {
+    /// The watch over a task of `plan`; tiles keep their sums in the scratch of their thread, at `own`.
+    ///
+    /// # Safety
+    /// The arrays have the room that `AttentionScratch::plan` makes.
+    unsafe fn new(
+        batch: &Batch<'_>,
+        scratch: &AttentionScratch,
+        (number, kv_head): (usize, usize),
+        (sums, masses): (Shared, Shared),
+        own: *mut f32,
+    ) -> Option<Watch> {
+        let plan = &scratch.plans[number];
+        let first = plan.sums?;
+        let seen = plan.pages(&scratch.splits);
+        let groups = seen.len() * batch.page.key_groups();
+        let of_head = &scratch.masses.sequences[number];
+        // SAFETY: the caller's contract.
+        unsafe {
+            let lines = plan.tile_rows * batch.shape.group_heads();
+            let base = match plan.parts {
+                Some(_) => sums.pointer().add(first + kv_head * GroupSums::floats(lines, groups)),
+                None => own,
+            };
+            let masses = masses.pointer().add(of_head.start + kv_head * of_head.len());
+            let sums = GroupSums { base, stride: GroupSums::stride(groups) };
+            Some(Watch { seen, sums, masses })
+        }
+    }
 }
 
 /// [`super::paged_attention`] on a SIMD tier; arguments are checked.
@@ -62,6 +105,8 @@ pub(super) fn run(
     let tasks = scratch.plan(shape, sequences, pool.threads());
     let batch = Batch { kernels, shape, page: shape.page(), arena };
     let parts = Shared(scratch.parts.pointer());
+    let sums = Shared(scratch.sums.pointer());
+    let masses = Shared(scratch.masses.values.as_mut_ptr());
     let out = Shared(out.as_mut_ptr());
     let scratch = &*scratch;
     // Where there are many, a thread takes all KV heads of a cut: they lie side by side in a page.
@@ -82,21 +127,23 @@ pub(super) fn run(
         // SAFETY: the argument checks of `paged_attention` bound every read and write of the output;
         // `plan` made room for parts and thread scratch; disjointness as `Shared` says.
         unsafe {
+            let of_thread = own.sums.pointer();
+            let watch = Watch::new(&batch, scratch, (number, kv_head), (sums, masses), of_thread);
             match plan.parts {
                 None => {
-                    let task = Task { sequence, kv_head, rows: cut * plan.tile_rows..last };
+                    let rows = cut * plan.tile_rows..last;
+                    let task = Task { sequence, kv_head, rows, watch };
                     batch.tile(&task, splits, &mut own, first_out(&batch, plan, out));
                 }
                 Some(first) => {
-                    let task = Task { sequence, kv_head, rows: 0..sequence.rows };
+                    let task = Task { sequence, kv_head, rows: 0..sequence.rows, watch };
                     let record = part_floats(shape.head_dim);
                     let parts_of_split = sequence.rows * shape.group_heads() * record;
                     let parts_of_head = parts_of_split * splits.len();
                     let parts = parts.pointer().add(first + kv_head * parts_of_head);
                     let mine = parts.add(cut * parts_of_split);
                     let following = following(sequence, splits, next, shape.kv_heads);
-                    let pages = &sequence.pages[splits[cut].clone()];
-                    batch.split(&task, pages, following, &mut own, mine);
+                    batch.split(&task, splits[cut].clone(), following, &mut own, mine);
                     let remaining = &scratch.remaining[number * shape.kv_heads + kv_head];
                     // Acquire and release: the last to finish sees the parts of all others.
                     if remaining.fetch_sub(1, Ordering::AcqRel) == 1 {
@@ -161,8 +208,7 @@ impl Batch<'_> {
             let totals = own.totals.pointer();
             self.clear_totals(totals, count);
             for split in splits {
-                let pages = &task.sequence.pages[split.clone()];
-                self.walk(task, pages, Following::default(), own);
+                self.walk(task, split.clone(), Following::default(), own);
                 let part = own.part.pointer();
                 for line in 0..count {
                     (self.kernels.close)(&self.lines(own, line), dim, part);
@@ -180,7 +226,7 @@ impl Batch<'_> {
     unsafe fn split(
         &self,
         task: &Task<'_>,
-        pages: &[PageRef],
+        pages: Range<usize>,
         following: Following<'_>,
         own: &mut ThreadScratch,
         parts: *mut f32,
@@ -249,6 +295,32 @@ impl Batch<'_> {
                 (self.kernels.finish)(totals.add(line * part_floats(dim)), dim, out);
             }
         }
+        if let Some(watch) = &task.watch {
+            // SAFETY: the caller's contract.
+            unsafe { self.collect(task, watch, totals) }
+        }
+    }
+
+    /// Adds what each line attended to to the masses of its row.
+    ///
+    /// # Safety
+    /// `totals` holds the task's records; all splits have left their sums.
+    unsafe fn collect(&self, task: &Task<'_>, watch: &Watch, totals: *const f32) {
+        let dim = self.shape.head_dim;
+        let of_page = self.page.key_groups();
+        let groups = watch.seen.len() * of_page;
+        for line in 0..task.lines(self.shape) {
+            let row = task.rows.start + line / self.shape.group_heads();
+            let first = row * task.sequence.pages.len() + watch.seen.start;
+            // SAFETY: the caller's contract; rows are this task's alone.
+            unsafe {
+                let sums = watch.sums.at(line, 0);
+                (self.kernels.settle)(totals.add(line * part_floats(dim)), dim, sums, groups);
+                let masses = watch.masses.add(first);
+                let masses = std::slice::from_raw_parts_mut(masses, watch.seen.len());
+                add_pages(masses, std::slice::from_raw_parts(sums.base, groups), of_page);
+            }
+        }
     }
 
     /// The arrays of `own` from line `first` on.
@@ -277,11 +349,13 @@ impl Batch<'_> {
     unsafe fn walk(
         &self,
         task: &Task<'_>,
-        pages: &[PageRef],
+        split: Range<usize>,
         following: Following<'_>,
         own: &mut ThreadScratch,
     ) {
         let count = task.lines(self.shape);
+        let groups = self.page.key_groups();
+        let pages = &task.sequence.pages[split.clone()];
         let mut run = None;
         // SAFETY: the caller's contract.
         unsafe {
@@ -290,16 +364,23 @@ impl Batch<'_> {
             lines.lanes.write_bytes(0, count * LANES);
             lines.minima.write_bytes(0, count * self.page.value_groups() * LANES);
             std::slice::from_raw_parts_mut(lines.max, count).fill(f32::NEG_INFINITY);
+            let sums = task.watch.as_ref().map(|watch| {
+                let sums = watch.sums.at(0, (split.start - watch.seen.start) * groups);
+                sums.clear(count, split.len() * groups);
+                sums
+            });
             for (index, page) in pages.iter().enumerate() {
                 if run != Some(page.run) {
                     self.scale_queries(task, page.run, own);
                     run = Some(page.run);
                 }
-                for group in 0..self.page.key_groups() {
+                for group in 0..groups {
                     if self.look(task, page, group, own) {
-                        let number = index * self.page.key_groups() + group + LOOK_AHEAD;
-                        let ahead = self.nth_group(task.kv_head, pages, following, number);
-                        self.attend(task, page, group, ahead, own);
+                        let number = index * groups + group;
+                        let ahead = number + LOOK_AHEAD;
+                        let ahead = self.nth_group(task.kv_head, pages, following, ahead);
+                        let sums = sums.map(|sums| sums.at(0, number));
+                        self.attend(task, page, group, ahead, own, sums);
                     }
                 }
             }
@@ -357,7 +438,7 @@ impl Batch<'_> {
         any
     }
 
-    /// One key group against all lines of a task.
+    /// One key group against all lines of a task; an observed one leaves its sums.
     ///
     /// # Safety
     /// As [`walk`](Self::walk).
@@ -368,6 +449,7 @@ impl Batch<'_> {
         group: usize,
         ahead: Option<(usize, &PageRef, usize)>,
         own: &mut ThreadScratch,
+        sums: Option<GroupSums>,
     ) {
         // SAFETY: the caller's contract.
         unsafe {
@@ -388,7 +470,12 @@ impl Batch<'_> {
                 let taken = chunk_lines(count - first);
                 let visible = &own.visible[first..first + taken];
                 if visible.iter().any(|(low, high)| low < high) {
-                    kernels[taken](&source, &self.lines(own, first), &bench);
+                    let lines = self.lines(own, first);
+                    kernels[taken](&source, &lines, &bench);
+                    if let Some(sums) = sums {
+                        let (tokens, sums) = (self.page.key_group(), sums.at(first, 0));
+                        (self.kernels.observe)(bench.scores, tokens, lines.max, taken, sums);
+                    }
                 }
                 first += taken;
                 // Once is enough.

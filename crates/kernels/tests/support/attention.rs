@@ -3,11 +3,47 @@
 #![allow(dead_code)] // each test binary uses a part
 
 use half::f16;
+use proptest::prelude::*;
 use reef_kernels::attention::{AttentionScratch, AttentionShape, SequenceRows, paged_attention};
 use reef_kernels::dispatch::Tier;
 use reef_kernels::page::write_kv;
 use reef_kernels::pool::BarrierPool;
 use reef_kv::page::{PAGE_ALIGN, PageFormat, PageRef, PageShape, PartFormat, Scaling};
+
+pub const SMOLLM2: AttentionShape = AttentionShape {
+    heads: 9,
+    kv_heads: 3,
+    head_dim: 64,
+    block_size: 32,
+    scale: 0.125,
+    window: None,
+};
+
+pub fn shapes() -> impl Strategy<Value = AttentionShape> {
+    let ratios = proptest::sample::select(vec![1usize, 2, 3, 4, 5, 7, 8]);
+    let dims = proptest::sample::select(vec![16usize, 32, 48, 64, 80, 96, 128, 256]);
+    let blocks = proptest::sample::select(vec![16usize, 32, 64, 128]);
+    let windows = prop_oneof![Just(None), (1usize..400).prop_map(Some)];
+    (1usize..3, ratios, dims, blocks, windows).prop_map(
+        |(kv_heads, ratio, head_dim, block_size, window)| AttentionShape {
+            heads: kv_heads * ratio,
+            kv_heads,
+            head_dim,
+            block_size,
+            scale: 1.0 / (head_dim as f32).sqrt(),
+            window,
+        },
+    )
+}
+
+/// One format for all blocks, or any for each.
+pub fn format_of(choice: u64, block: usize) -> PageFormat {
+    let count = PageFormat::ALL.len();
+    match PageFormat::ALL.get(choice as usize) {
+        Some(format) => *format,
+        None => PageFormat::ALL[(choice >> (block % 50)) as usize % count],
+    }
+}
 
 /// Deterministic numbers in -1..1.
 pub fn noise(seed: u64, count: usize) -> Vec<f32> {
@@ -86,24 +122,38 @@ impl World {
     }
 
     pub fn attend(&self, tier: Tier, threads: usize, first: usize, rows: usize) -> Vec<f32> {
+        self.attend_and_observe(tier, threads, (first, rows), false).0
+    }
+
+    /// Output and masses.
+    pub fn attend_and_observe(
+        &self,
+        tier: Tier,
+        threads: usize,
+        (first, rows): (usize, usize),
+        observe: bool,
+    ) -> (Vec<f32>, Vec<f32>) {
         let queries = self.queries(first, rows);
         let sequence = SequenceRows {
             pages: &self.pages,
             first_position: first as u32,
             rows,
             queries: &queries,
+            observe,
         };
-        attend(tier, threads, &self.shape, &[sequence], &self.arena)
+        let (out, mut masses) = attend(tier, threads, &self.shape, &[sequence], &self.arena);
+        (out, masses.remove(0))
     }
 
     /// Softmax in f64 over the decoded pages.
-    pub fn naive(&self, position: usize) -> Vec<f64> {
+    pub fn naive(&self, position: usize) -> Naive {
         let (shape, page_shape) = (&self.shape, self.shape.page());
         let dim = shape.head_dim;
         let mut out = vec![0f64; shape.heads * dim];
+        let mut masses = vec![0f64; self.pages.len()];
         for head in 0..shape.heads {
             let mut tokens = Vec::new();
-            for page in &self.pages {
+            for (index, page) in self.pages.iter().enumerate() {
                 let bytes = &self.arena[page.byte_offset()..];
                 let kv_head = head / shape.group_heads();
                 let number = |part, slot, channel| {
@@ -122,34 +172,45 @@ impl World {
                         .sum();
                     let value: Vec<f64> =
                         (0..dim).map(|channel| number(Part::Value, slot, channel)).collect();
-                    tokens.push((score * f64::from(shape.scale), value));
+                    tokens.push((score * f64::from(shape.scale), value, index));
                 }
             }
             let max = tokens.iter().map(|t| t.0).fold(f64::NEG_INFINITY, f64::max);
             let sum: f64 = tokens.iter().map(|t| (t.0 - max).exp()).sum();
-            for (score, value) in &tokens {
+            for (score, value, page) in &tokens {
+                masses[*page] += (score - max).exp() / sum;
                 for (channel, value) in value.iter().enumerate() {
                     out[head * dim + channel] += (score - max).exp() / sum * value;
                 }
             }
         }
-        out
+        Naive { out, masses }
     }
 }
 
+/// What softmax in f64 says of one row.
+pub struct Naive {
+    /// `[heads * head_dim]`.
+    pub out: Vec<f64>,
+    /// Probability per page, over all heads.
+    pub masses: Vec<f64>,
+}
+
+/// Output of a batch, and the masses of each sequence.
 pub fn attend(
     tier: Tier,
     threads: usize,
     shape: &AttentionShape,
     sequences: &[SequenceRows<'_>],
     arena: &[u8],
-) -> Vec<f32> {
+) -> (Vec<f32>, Vec<Vec<f32>>) {
     let pool = BarrierPool::new(threads);
     let rows: usize = sequences.iter().map(|s| s.rows).sum();
     let mut scratch = AttentionScratch::new(&[*shape], 1, 64, threads);
     let mut out = vec![f32::NAN; rows * shape.heads * shape.head_dim];
     paged_attention(tier, &pool, shape, sequences, arena, &mut scratch, &mut out);
-    out
+    let masses = (0..sequences.len()).map(|index| scratch.masses(index).to_vec()).collect();
+    (out, masses)
 }
 
 pub fn bits(x: &[f32]) -> Vec<u32> {

@@ -188,6 +188,7 @@ impl<'a> Pass<'a> {
                     first_position: sequence.first_position,
                     rows,
                     queries,
+                    observe: false,
                 }
             })
             .collect();
