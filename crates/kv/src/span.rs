@@ -2,6 +2,8 @@
 //!
 //! Everything is sized when the pool is made: no call allocates afterwards.
 
+use std::cmp::Reverse;
+
 /// Most of a span that a page size may waste before a larger span is tried, in millionths.
 const WASTE_LIMIT_MILLIONTHS: usize = 25_000;
 /// Spans grow in steps of this many bytes.
@@ -367,27 +369,28 @@ impl Spans {
     /// The partly filled span that is emptied with the fewest bytes to copy; `movable` says whether the
     /// pages of a block may move. `None`: no span can be emptied.
     pub(crate) fn emptiest_span(&self, movable: impl Fn(u32) -> bool) -> Option<u32> {
-        let fits = |index: &u32| {
-            let span = self.spans[*index as usize];
-            let size = &self.classes[span.class as usize];
-            let free_elsewhere = size.free_slots() - (size.slots - span.used as usize);
-            let all_movable = || {
-                self.slots_of(*index).iter().all(|slot| match slot.slot() {
-                    Slot::Free => true,
-                    Slot::Held(block) => movable(block),
-                    Slot::Target | Slot::Fenced => false,
-                })
-            };
-            span.used as usize <= free_elsewhere && all_movable()
-        };
-        let partial = self.classes.iter().flat_map(|size| size.partial.iter());
         // Fewest bytes to copy first; the highest address among equals, so that low spans fill up.
-        let cost = |index: &u32| {
-            let span = self.spans[*index as usize];
-            let bytes = span.used as usize * self.classes[span.class as usize].page_bytes;
-            (bytes, std::cmp::Reverse(*index))
-        };
-        partial.filter(fits).min_by_key(cost)
+        let mut best: Option<((usize, Reverse<u32>), u32)> = None;
+        for size in &self.classes {
+            for index in size.partial.iter() {
+                let used = self.spans[index as usize].used as usize;
+                let cost = (used * size.page_bytes, Reverse(index));
+                let free_elsewhere = size.free_slots() - (size.slots - used);
+                let better = best.is_none_or(|(least, _)| cost < least);
+                if better && used <= free_elsewhere && self.all_movable(index, &movable) {
+                    best = Some((cost, index));
+                }
+            }
+        }
+        best.map(|(_, index)| index)
+    }
+
+    fn all_movable(&self, span: u32, movable: impl Fn(u32) -> bool) -> bool {
+        self.slots_of(span).iter().all(|slot| match slot.slot() {
+            Slot::Free => true,
+            Slot::Held(block) => movable(block),
+            Slot::Target | Slot::Fenced => false,
+        })
     }
 }
 
