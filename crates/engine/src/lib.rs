@@ -4,6 +4,7 @@
 //! Reads no clock and does no I/O: same inputs, same outputs.
 
 pub mod admission;
+pub mod eval;
 pub mod logits;
 pub mod profile;
 pub mod request;

@@ -1,11 +1,12 @@
 //! Teacher-forced scoring: the likelihood of a given text, through the pages that generation uses.
 
-use reef_kv::{Fidelity, SequenceConfig};
+use reef_kernels::rows::{for_each_row, for_each_row_pair};
+use reef_kv::{BlockPool, Fidelity, SequenceConfig};
 use reef_model::runner::ModelRunner;
 
-use crate::sampler::greedy;
+use crate::eval::divergence::{ReferenceRow, RowScore, nll};
 use crate::session::{EngineError, Rules, Session};
-use crate::step::roomy_pool;
+use crate::step::{roomy_config, with_pinned};
 
 /// What to score and under which treatment of KV memory.
 pub struct ScoreOptions {
@@ -20,6 +21,20 @@ pub struct ScoreOptions {
     pub compare: bool,
 }
 
+/// Several treatments of KV memory that score the same tokens.
+pub struct Scoring<'a> {
+    /// Tokens of a window, as in [`ScoreOptions::context`].
+    pub context: usize,
+    /// Tokens of a block; as the runner was loaded with.
+    pub block_size: usize,
+    /// The treatments.
+    pub treatments: &'a [Rules],
+    /// Layers (index in the model) whose pages stay f16 under every treatment.
+    pub pinned_layers: &'a [usize],
+    /// Score the same tokens with untouched f16 KV too, once, and compare each treatment with it.
+    pub compare: bool,
+}
+
 /// One scored token.
 #[derive(Clone, Copy, Debug)]
 pub struct TokenScore {
@@ -27,6 +42,8 @@ pub struct TokenScore {
     pub index: usize,
     /// Negative log-likelihood in nats.
     pub nll: f64,
+    /// Negative log-likelihood with untouched f16 KV, where compared.
+    pub reference_nll: Option<f64>,
     /// Kullback-Leibler divergence from f16 KV to this treatment in nats, where compared.
     pub kld: Option<f64>,
     /// Whether the most likely token is that of f16 KV, where compared.
@@ -38,13 +55,16 @@ pub struct TokenScore {
 pub struct ScoreSummary {
     /// Tokens dropped, over all windows (token-layers / layers).
     pub dropped_tokens: f64,
+    /// Bytes of pages held at the end of the first window (the longest) / its tokens: what a token of
+    /// context costs, with what stays f16 and without what was dropped.
+    pub held_bytes_per_token: f64,
 }
 
-/// Scores `ids` window by window and hands every score to `sink`.
-///
-/// Tokens are computed a block at a time, so that a row attends sealed blocks in their final format and
-/// its own block in f16, exactly as in decode; untouched f16 KV is computed in larger chunks, which
-/// gives the same bits.
+/// Hears each score; the number is the treatment's.
+pub type ScoreSink<'a> = dyn FnMut(usize, TokenScore) + 'a;
+
+/// Scores `ids` window by window under one treatment and hands every score to `sink`. See
+/// [`score_together`].
 ///
 /// # Errors
 /// A token outside the vocabulary. The pool is sized so that memory never runs short.
@@ -54,95 +74,192 @@ pub fn score(
     options: &ScoreOptions,
     sink: &mut dyn FnMut(TokenScore),
 ) -> Result<ScoreSummary, EngineError> {
+    let scoring = Scoring {
+        context: options.context,
+        block_size: options.block_size,
+        treatments: std::slice::from_ref(&options.rules),
+        pinned_layers: &[],
+        compare: options.compare,
+    };
+    let summaries = score_together(runner, ids, &scoring, &mut |_, scored| sink(scored))?;
+    Ok(summaries.into_iter().next().unwrap_or_default())
+}
+
+/// Scores `ids` window by window under every treatment, all of them in one batch, so that weights are
+/// read once and f16 KV is computed once. Each treatment's scores come in the order of the text.
+///
+/// Tokens are computed a block at a time, so that a row attends sealed blocks in their final format and
+/// its own block in f16, exactly as in decode; what is dropped is decided before each block. A row's
+/// bits do not depend on the batch, so a treatment's scores do not depend on its neighbours.
+///
+/// # Errors
+/// A token outside the vocabulary, a pinned layer that the model does not have, logits that are not
+/// finite. The pool is sized so that memory never runs short.
+pub fn score_together(
+    runner: &mut ModelRunner,
+    ids: &[u32],
+    scoring: &Scoring<'_>,
+    sink: &mut ScoreSink<'_>,
+) -> Result<Vec<ScoreSummary>, EngineError> {
     runner.check_tokens(ids)?; // a target is looked up a block before it is computed
-    let plain = Rules::default();
-    let mut summary = ScoreSummary::default();
-    for (window, tokens) in ids.chunks(options.context).enumerate() {
-        let kept = options.rules.token_budget.map_or(tokens.len(), |most| most.min(tokens.len()));
-        let pool = roomy_pool(runner.spec(), options.block_size, kept)?;
-        let reference_pool = roomy_pool(runner.spec(), options.block_size, tokens.len())?;
-        let mut session = Session::new(&pool, &options.rules, config(runner, tokens.len()));
-        let mut reference = Session::new(
-            &reference_pool,
-            &plain,
-            SequenceConfig { contract: Fidelity::Exact, ..config(runner, tokens.len()) },
-        );
-        let mut expected = Vec::new();
-        for (block, chunk) in tokens.chunks(options.block_size).enumerate() {
-            let start = block * options.block_size;
-            let rows: Vec<usize> = (0..chunk.len().min(tokens.len() - start - 1)).collect();
-            if options.compare {
-                reference.advance(runner, chunk)?;
-                expected.clear();
-                expected.extend_from_slice(runner.logits(&rows));
-            }
-            session.advance(runner, chunk)?;
-            let logits = runner.logits(&rows);
-            let vocabulary = logits.len() / rows.len().max(1);
-            for row in rows {
-                let logits = &logits[row * vocabulary..][..vocabulary];
-                let target = tokens[start + row + 1];
-                let expected = options.compare.then(|| &expected[row * vocabulary..][..vocabulary]);
-                let index = window * options.context + start + row + 1;
-                let scored = score_row(index, logits, target, expected);
-                if !scored.nll.is_finite() {
-                    return Err(EngineError::NotFinite { tokens: index });
-                }
-                sink(scored);
+    let mut summaries = vec![ScoreSummary::default(); scoring.treatments.len()];
+    for (window, tokens) in ids.chunks(scoring.context).enumerate() {
+        let pool = scoring.pool(runner, tokens.len())?;
+        let plain = Rules::default();
+        let mut lanes = scoring.lanes(runner, &pool, &plain, tokens.len());
+        let mut batch = Batch { scoring, start: window * scoring.context, rows: Rows::default() };
+        for (block, chunk) in tokens.chunks(scoring.block_size).enumerate() {
+            let repeated = chunk.repeat(lanes.len());
+            Session::advance_all(runner, &mut lanes, &repeated)?;
+            let first = block * scoring.block_size;
+            let targets = &tokens[first + 1..tokens.len().min(first + chunk.len() + 1)];
+            batch.score(runner, first, chunk.len(), targets, sink)?;
+        }
+        let treated = &lanes[usize::from(scoring.compare)..];
+        for (summary, lane) in summaries.iter_mut().zip(treated) {
+            let usage = lane.sequence().usage();
+            summary.dropped_tokens += usage.dropped_tokens;
+            if window == 0 {
+                summary.held_bytes_per_token = usage.held_bytes as f64 / tokens.len() as f64;
             }
         }
-        summary.dropped_tokens += session.sequence().usage().dropped_tokens;
     }
-    Ok(summary)
+    Ok(summaries)
 }
 
-fn config(runner: &ModelRunner, tokens: usize) -> SequenceConfig {
-    SequenceConfig {
-        request: 0,
-        contract: Fidelity::Evict,
-        priority: 0,
-        trained_context: runner.spec().trained_context,
-        max_tokens: Some(tokens),
+impl Scoring<'_> {
+    /// A pool for all sequences of a window of `tokens` tokens.
+    fn pool(&self, runner: &ModelRunner, tokens: usize) -> Result<BlockPool, EngineError> {
+        let kept = |rules: &Rules| {
+            let kept = rules.token_budget.map_or(tokens, |most| most.min(tokens));
+            kept.next_multiple_of(self.block_size) + 2 * self.block_size
+        };
+        let mut held: usize = self.treatments.iter().map(kept).sum();
+        if self.compare {
+            held += tokens.next_multiple_of(self.block_size);
+        }
+        let config = roomy_config(runner.spec(), self.block_size, held);
+        Ok(BlockPool::new(with_pinned(config, runner.spec(), self.pinned_layers)?)?)
     }
-}
 
-fn score_row(index: usize, logits: &[f32], target: u32, expected: Option<&[f32]>) -> TokenScore {
-    let normalizer = log_sum_exp(logits);
-    let nll = normalizer - f64::from(logits[target as usize]);
-    let kld = expected.map(|expected| {
-        let from = log_sum_exp(expected);
-        let terms = expected.iter().zip(logits).map(|(e, l)| {
-            let log_p = f64::from(*e) - from;
-            log_p.exp() * (log_p - (f64::from(*l) - normalizer))
+    /// Sequences of at most `tokens` tokens: untouched f16 KV first where compared, then each treatment.
+    fn lanes<'b>(
+        &'b self,
+        runner: &ModelRunner,
+        pool: &'b BlockPool,
+        plain: &'b Rules,
+        tokens: usize,
+    ) -> Vec<Session<'b>> {
+        let config = |request: usize, contract| SequenceConfig {
+            request: request as u64,
+            contract,
+            priority: 0,
+            trained_context: runner.spec().trained_context,
+            max_tokens: Some(tokens),
+        };
+        let count = self.treatments.len();
+        let reference =
+            self.compare.then(|| Session::new(pool, plain, config(count, Fidelity::Exact)));
+        let treated = self.treatments.iter().enumerate().map(|(index, rules)| {
+            // Only drops need the loosest contract; what is kept must not give way to anything else.
+            Session::new(pool, rules, config(index, Fidelity::Evict))
         });
-        terms.sum::<f64>().max(0.0)
+        reference.into_iter().chain(treated).collect()
+    }
+}
+
+/// The rows of one block, of every sequence of a window.
+struct Batch<'a> {
+    scoring: &'a Scoring<'a>,
+    /// Index in the text of the window's first token.
+    start: usize,
+    rows: Rows,
+}
+
+/// Buffers of a block's rows.
+#[derive(Default)]
+struct Rows {
+    reference: Vec<f32>,
+    probabilities: Vec<f32>,
+    logits: Vec<f32>,
+}
+
+impl Batch<'_> {
+    /// Scores the last pass: `rows` tokens per sequence from token `first` of the window on, whose next
+    /// tokens are `targets` (one fewer at the window's end).
+    fn score(
+        &mut self,
+        runner: &mut ModelRunner,
+        first: usize,
+        rows: usize,
+        targets: &[u32],
+        sink: &mut ScoreSink<'_>,
+    ) -> Result<(), EngineError> {
+        let Rows { reference, probabilities, logits } = &mut self.rows;
+        let compare = usize::from(self.scoring.compare);
+        let of_lane = |lane: usize| -> Vec<usize> {
+            (lane * rows..lane * rows + targets.len()).collect()
+        };
+        let width = runner.spec().vocabulary;
+        let mut expected: Vec<Option<ReferenceRow>> = targets.iter().map(|_| None).collect();
+        if compare == 1 {
+            copy_into(reference, runner.logits(&of_lane(0)));
+            probabilities.resize(reference.len(), 0.0);
+            read_reference(runner, (reference, width), targets, &mut expected, probabilities);
+        }
+        for treatment in 0..self.scoring.treatments.len() {
+            copy_into(logits, runner.logits(&of_lane(compare + treatment)));
+            let mut scores = vec![RowScore::default(); targets.len()];
+            let pool = &runner.compute().pool;
+            for_each_row(pool, targets.len(), (&mut scores, 1), &|row, score| {
+                let at = row * width..(row + 1) * width;
+                let (logits, target) = (&logits[at.clone()], targets[row]);
+                score[0] = match &expected[row] {
+                    Some(expected) => {
+                        let of_reference = (&reference[at.clone()], &probabilities[at]);
+                        expected.compare(of_reference.0, of_reference.1, logits, target)
+                    }
+                    None => RowScore { nll: nll(logits, target), ..RowScore::default() },
+                };
+            });
+            for (row, (score, expected)) in scores.iter().zip(&expected).enumerate() {
+                let index = self.start + first + row + 1;
+                if !score.nll.is_finite() {
+                    return Err(EngineError::NotFinite { tokens: index });
+                }
+                sink(treatment, token_score(index, score, expected.as_ref()));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn copy_into(buffer: &mut Vec<f32>, values: &[f32]) {
+    buffer.clear();
+    buffer.extend_from_slice(values);
+}
+
+/// Reads the rows of f16 KV on all threads.
+fn read_reference(
+    runner: &ModelRunner,
+    (logits, width): (&[f32], usize),
+    targets: &[u32],
+    rows: &mut [Option<ReferenceRow>],
+    probabilities: &mut [f32],
+) {
+    let pool = &runner.compute().pool;
+    let out = (rows, 1);
+    for_each_row_pair(pool, targets.len(), out, (probabilities, width), &|row, out, p| {
+        out[0] = Some(ReferenceRow::new(&logits[row * width..][..width], targets[row], p));
     });
-    let same_top = expected.map(|expected| greedy(expected) == greedy(logits));
-    TokenScore { index, nll, kld, same_top }
 }
 
-fn log_sum_exp(logits: &[f32]) -> f64 {
-    let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let sum: f64 = logits.iter().map(|l| f64::from(*l - largest).exp()).sum();
-    f64::from(largest) + sum.ln()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn scores_follow_their_definitions() {
-        let logits = [1.0, 2.0, 3.0];
-        let sum = 1f64.exp() + 2f64.exp() + 3f64.exp();
-        let scored = score_row(5, &logits, 1, Some(&logits));
-        assert!((scored.nll - (sum.ln() - 2.0)).abs() < 1e-9);
-        assert!(scored.kld.is_some_and(|kld| kld < 1e-12));
-        assert_eq!(scored.same_top, Some(true));
-        let other = score_row(5, &[3.0, 2.0, 1.0], 1, Some(&logits));
-        let p = |x: f64| x.exp() / sum;
-        let expected = p(1.0) * (1.0 - 3.0) + p(3.0) * (3.0 - 1.0);
-        assert!((other.kld.unwrap() - expected).abs() < 1e-6);
-        assert_eq!(other.same_top, Some(false));
+fn token_score(index: usize, score: &RowScore, expected: Option<&ReferenceRow>) -> TokenScore {
+    TokenScore {
+        index,
+        nll: score.nll,
+        reference_nll: expected.map(|row| row.nll),
+        kld: expected.map(|_| score.kld),
+        same_top: expected.map(|_| score.same_top),
     }
 }

@@ -133,6 +133,24 @@ impl<'a> Session<'a> {
         sessions: &mut [Session<'_>],
         tokens: &[u32],
     ) -> Result<(), EngineError> {
+        Session::probe_all(runner, sessions, tokens)?;
+        let share = tokens.len() / sessions.len().max(1);
+        for session in sessions {
+            session.commit(runner.compute(), share)?;
+        }
+        Ok(())
+    }
+
+    /// [`advance_all`](Self::advance_all) without accepting the tokens: their logits can be asked of
+    /// `runner`, then the next call takes the same positions again. Room that was made stays made.
+    ///
+    /// # Errors
+    /// As [`advance`](Self::advance).
+    pub fn probe_all(
+        runner: &mut ModelRunner,
+        sessions: &mut [Session<'_>],
+        tokens: &[u32],
+    ) -> Result<(), EngineError> {
         let Some(pool) = sessions.first().map(|session| session.pool) else {
             return Ok(());
         };
@@ -153,10 +171,24 @@ impl<'a> Session<'a> {
         let fence = pool.begin_step();
         runner.forward(pool.arena(), &batch)?;
         fence.pass();
-        for session in sessions {
-            session.commit(runner.compute(), share)?;
-        }
         Ok(())
+    }
+
+    /// Brings every sealed block to `format` now, except those with a token among the first
+    /// `sink_tokens` or the last `tail_tokens`; blocks of lesser precision stay as they are. Blocks
+    /// sealed from now on follow the rules.
+    ///
+    /// # Errors
+    /// Relief at a time when pages may be in use.
+    pub fn re_encode(
+        &mut self,
+        compute: &Compute,
+        format: PageFormat,
+        sink_tokens: usize,
+        tail_tokens: usize,
+    ) -> Result<(), EngineError> {
+        let plan = plan_format_at_seal(&self.sequence, format, sink_tokens, tail_tokens);
+        self.carry_out(compute, &plan)
     }
 
     /// Accepts the step's tokens and brings newly sealed blocks to their format.

@@ -68,8 +68,16 @@ pub fn with_pinned(
     Ok(config)
 }
 
-/// A pool that holds `tokens` tokens at f16 and the open blocks of a prefill chunk, so that relief never
-/// comes from demand: for measuring.
+/// Configuration of a pool that holds `tokens` tokens at f16 and the open blocks of a prefill chunk, so
+/// that relief never comes from demand: for measuring.
+pub fn roomy_config(spec: &ModelSpec, block_size: usize, tokens: usize) -> PoolConfig {
+    let held = tokens.next_multiple_of(block_size) + PREFILL_CHUNK_TOKENS;
+    let bytes = spec.bytes_per_token(PageFormat::F16, block_size) * held as f64;
+    // Half as much again covers spans that serve one page size, tables and the reserve.
+    pool_config(spec, block_size, (bytes * 1.5) as usize + (16 << 20))
+}
+
+/// A pool of [`roomy_config`].
 ///
 /// # Errors
 /// Memory that the system does not give.
@@ -78,10 +86,7 @@ pub fn roomy_pool(
     block_size: usize,
     tokens: usize,
 ) -> Result<BlockPool, ConfigError> {
-    let held = tokens.next_multiple_of(block_size) + PREFILL_CHUNK_TOKENS;
-    let bytes = spec.bytes_per_token(PageFormat::F16, block_size) * held as f64;
-    // Half as much again covers spans that serve one page size, tables and the reserve.
-    BlockPool::new(pool_config(spec, block_size, (bytes * 1.5) as usize + (16 << 20)))
+    BlockPool::new(roomy_config(spec, block_size, tokens))
 }
 
 /// A model and its KV memory.

@@ -1,0 +1,14 @@
+//! What a treatment of KV memory costs: measures and their statistics, for `reef eval`.
+//!
+//! Every measure is exact about what is scored: both sides of a comparison score the same tokens, the
+//! first token of a window is not scored, and a question is asked after what it asks about was
+//! compressed.
+
+pub(crate) mod divergence;
+pub mod comparison;
+pub mod statistics;
+pub mod treatment;
+
+pub use comparison::Comparison;
+pub use statistics::Interval;
+pub use treatment::{Eviction, Treatment};

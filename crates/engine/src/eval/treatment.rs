@@ -1,0 +1,128 @@
+//! What is done to a sequence's KV memory in a measurement.
+
+use reef_kv::page::PageFormat;
+use reef_kv::policy::{self, UnknownPolicy};
+use reef_kv::{BlockPool, Fidelity, SequenceConfig, TAIL_TOKENS};
+use reef_model::runner::ModelRunner;
+
+use crate::session::{EngineError, Rules};
+use crate::step::{roomy_config, with_pinned};
+
+/// What is dropped, and how much is kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Eviction {
+    /// Name of the policy.
+    pub policy: String,
+    /// Most tokens kept, sinks and recent tail included; blocks go one at a time.
+    pub budget_tokens: usize,
+    /// Seed of a policy that draws lots.
+    pub seed: u64,
+}
+
+/// What is done to a sequence's KV memory in a measurement. The default leaves it alone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Treatment {
+    /// Format of every sealed block.
+    pub format: PageFormat,
+    /// Tokens at the start that stay f16.
+    pub sink_tokens: usize,
+    /// Tokens at the end that stay f16.
+    pub tail_tokens: usize,
+    /// Layers (index in the model) that stay f16.
+    pub pinned_layers: Vec<usize>,
+    /// What is dropped, if anything.
+    pub eviction: Option<Eviction>,
+}
+
+impl Default for Treatment {
+    fn default() -> Treatment {
+        Treatment {
+            format: PageFormat::F16,
+            sink_tokens: 0,
+            tail_tokens: 0,
+            pinned_layers: Vec::new(),
+            eviction: None,
+        }
+    }
+}
+
+impl Treatment {
+    /// Every sealed block in `format`, nothing dropped.
+    pub fn flat(format: PageFormat) -> Treatment {
+        Treatment { format, ..Treatment::default() }
+    }
+
+    /// Whether it leaves KV memory as it is.
+    pub fn is_plain(&self) -> bool {
+        self.format == PageFormat::F16 && self.eviction.is_none()
+    }
+
+    /// Format, policy and budget in a few words: `int4`, `f16 sinks 512`.
+    pub fn label(&self) -> String {
+        let mut label = self.format.name().to_string();
+        if let Some(Eviction { policy, budget_tokens, .. }) = &self.eviction {
+            label = format!("{label} {policy} {budget_tokens}");
+        }
+        label
+    }
+
+    /// The rules that carry it out. Scored policies protect a recent tail of [`TAIL_TOKENS`], of a
+    /// small budget a quarter.
+    ///
+    /// # Errors
+    /// An unknown policy.
+    pub fn rules(&self) -> Result<Rules, UnknownPolicy> {
+        let mut rules = Rules {
+            format_at_seal: self.format,
+            sink_tokens: self.sink_tokens,
+            tail_tokens: self.tail_tokens,
+            token_budget: self.eviction.as_ref().map(|eviction| eviction.budget_tokens),
+            ..Rules::default()
+        };
+        if let Some(Eviction { policy, budget_tokens, .. }) = &self.eviction {
+            rules.policy = policy::by_name(policy, TAIL_TOKENS.min(budget_tokens / 4))?;
+        }
+        Ok(rules)
+    }
+
+    /// A pool in which this treatment of `tokens` tokens never meets relief from demand.
+    ///
+    /// # Errors
+    /// A layer that the model does not have; memory that the system does not give.
+    pub fn pool(
+        &self,
+        runner: &ModelRunner,
+        block_size: usize,
+        tokens: usize,
+    ) -> Result<BlockPool, EngineError> {
+        let kept = self.eviction.as_ref().map_or(tokens, |e| e.budget_tokens.min(tokens));
+        let config = roomy_config(runner.spec(), block_size, kept);
+        Ok(BlockPool::new(with_pinned(config, runner.spec(), &self.pinned_layers)?)?)
+    }
+}
+
+/// A sequence of at most `tokens` tokens that may be treated in any way.
+pub(super) fn sequence_config(runner: &ModelRunner, tokens: usize) -> SequenceConfig {
+    SequenceConfig {
+        request: 0,
+        contract: Fidelity::Evict,
+        priority: 0,
+        trained_context: runner.spec().trained_context,
+        max_tokens: Some(tokens),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn labels_name_what_differs() {
+        assert_eq!(Treatment::flat(PageFormat::Int4).label(), "int4");
+        let eviction = Eviction { policy: "sinks".into(), budget_tokens: 512, seed: 0 };
+        let treatment = Treatment { eviction: Some(eviction), ..Treatment::default() };
+        assert_eq!(treatment.label(), "f16 sinks 512");
+        assert!(!treatment.is_plain() && Treatment::default().is_plain());
+        assert_eq!(treatment.rules().unwrap().token_budget, Some(512));
+    }
+}
