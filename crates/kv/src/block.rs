@@ -22,8 +22,10 @@ pub(crate) struct BlockRecord {
     pub owners: u32,
     /// Rises each time the record is used for another block, so that a stale guard shows.
     pub generation: u32,
-    /// One page per layer of the group.
-    pub pages: Vec<Page>,
+    /// Original position of its first token, where one sequence holds it.
+    pub first: u32,
+    /// One page per layer of the group; `None`: dropped in that layer.
+    pub pages: Vec<Option<Page>>,
 }
 
 /// Holds one block; gives its pages back on drop (behind the fence of a step that is in flight).
@@ -47,6 +49,19 @@ impl BlockGuard {
     /// Generation of the block this guard was made for.
     pub fn generation(&self) -> u32 {
         self.generation
+    }
+
+    /// Gives back the page of one layer; the block goes on without it. `false`, and nothing is done,
+    /// where the block is shared or the layer has no page.
+    pub(crate) fn give_back_layer(&self, layer: usize) -> bool {
+        let mut state = self.shared.state();
+        let record = &mut state.blocks[self.index as usize];
+        if record.owners > 1 {
+            return false;
+        }
+        let Some(page) = record.pages.get_mut(layer).and_then(Option::take) else { return false };
+        self.shared.give_back_page(&mut state, page);
+        true
     }
 
     /// Another guard of the same block: its pages stay until both are gone. Shared blocks are neither

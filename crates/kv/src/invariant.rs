@@ -111,17 +111,18 @@ fn expect(good: bool, found: impl FnOnce() -> String) -> Result<(), String> {
 
 impl World<'_> {
     /// (sequence, group, entry) of every table.
-    fn entries(&self) -> impl Iterator<Item = (&Sequence, usize, usize, &Entry)> {
+    fn entries(&self) -> impl Iterator<Item = (&Sequence, usize, &Entry)> {
         self.sequences.iter().flat_map(|sequence| {
             sequence.tables.iter().enumerate().flat_map(move |(group, table)| {
-                let named = move |(index, entry)| (*sequence, group, index, entry);
-                table.iter().enumerate().map(named)
+                table.iter().map(move |entry| (*sequence, group, entry))
             })
         })
     }
 
-    fn pages(&self, entry: &Entry) -> &[Page] {
-        &self.state.blocks[entry.guard.index() as usize].pages
+    /// (layer, page) of each layer that holds the block.
+    fn pages(&self, entry: &Entry) -> impl Iterator<Item = (usize, Page)> {
+        let pages = self.state.blocks[entry.guard.index() as usize].pages.iter().enumerate();
+        pages.filter_map(|(layer, page)| Some((layer, (*page)?)))
     }
 }
 
@@ -140,7 +141,8 @@ fn used_is_held(world: &World<'_>) -> Result<(), String> {
     let mut held: ByFormat<usize> = ByFormat::default();
     for record in &world.state.blocks {
         let shape = world.pool.config().groups[record.group as usize].shape;
-        record.pages.iter().for_each(|page| held[page.format] += shape.page_bytes(page.format));
+        let pages = record.pages.iter().flatten();
+        pages.for_each(|page| held[page.format] += shape.page_bytes(page.format));
     }
     expect(held == world.state.used, || format!("{:?} used, {held:?} held", world.state.used))
 }
@@ -150,6 +152,7 @@ fn page_once(world: &World<'_>) -> Result<(), String> {
     let mut seen = 0;
     for (block, record) in world.state.blocks.iter().enumerate() {
         for (layer, page) in record.pages.iter().enumerate() {
+            let Some(page) = page else { continue };
             let slot = taken.get(&(page.offset as usize * PAGE_ALIGN));
             let good = slot == Some(&Slot::Held(block as u32));
             expect(good, || format!("block {block} layer {layer} at {slot:?}"))?;
@@ -165,7 +168,8 @@ fn owners(world: &World<'_>) -> Result<(), String> {
     world.entries().for_each(|(.., entry)| *named.entry(entry.guard.index()).or_default() += 1);
     for (block, record) in world.state.blocks.iter().enumerate() {
         let tables = named.get(&(block as u32)).copied().unwrap_or(0);
-        let good = record.owners >= tables && (record.owners > 0) != record.pages.is_empty();
+        let good = record.owners >= tables
+            && (record.owners > 0) == record.pages.iter().any(Option::is_some);
         expect(good, || format!("block {block}: {} owners, {tables} tables", record.owners))?;
     }
     Ok(())
@@ -181,31 +185,40 @@ fn generation(world: &World<'_>) -> Result<(), String> {
 }
 
 fn view_is_table(world: &World<'_>) -> Result<(), String> {
-    for (sequence, group, index, entry) in world.entries() {
+    let mut held: HashMap<(u64, usize, usize), usize> = HashMap::new();
+    for (sequence, group, entry) in world.entries() {
         let view = &sequence.view().groups[group];
-        for (layer, page) in world.pages(entry).iter().enumerate() {
-            let shown = view.layers[layer].get(index);
+        for (layer, page) in world.pages(entry) {
+            *held.entry((sequence.config().request, group, layer)).or_default() += 1;
+            let index = sequence.page_index(group, layer, entry.first);
+            let shown = index.map(|index| view.layers[layer][index]);
             let same = shown.is_some_and(|shown| {
                 (shown.offset, shown.format, shown.first as usize)
                     == (page.offset, page.format, entry.first)
-                    && (shown.run as usize) < view.shifts.len()
+                    && (shown.run as usize) < view.runs[layer].len()
             });
             expect(same, || format!("group {group} layer {layer}: {shown:?} shown for {page:?}"))?;
         }
     }
     for sequence in world.sequences {
-        for (table, view) in sequence.tables.iter().zip(&sequence.view().groups) {
-            let same = view.layers.iter().all(|layer| layer.len() == table.len());
+        for (group, (table, view)) in
+            sequence.tables.iter().zip(&sequence.view().groups).enumerate()
+        {
             let ascending = table.windows(2).all(|pair| pair[0].first < pair[1].first);
-            expect(same && ascending, || format!("view of {} blocks differs", table.len()))?;
+            expect(ascending, || format!("table of group {group} is out of order"))?;
+            for (layer, pages) in view.layers.iter().enumerate() {
+                let at = (sequence.config().request, group, layer);
+                let held = held.get(&at).copied().unwrap_or(0);
+                expect(pages.len() == held, || format!("{} shown, {held} held", pages.len()))?;
+            }
         }
     }
     Ok(())
 }
 
 fn open_is_f16(world: &World<'_>) -> Result<(), String> {
-    for (sequence, _, _, entry) in world.entries() {
-        let f16 = world.pages(entry).iter().all(|page| page.format == PageFormat::F16);
+    for (sequence, _, entry) in world.entries() {
+        let f16 = world.pages(entry).all(|(_, page)| page.format == PageFormat::F16);
         let good = sequence.is_sealed(entry.first) || f16;
         expect(good, || format!("open block at position {}", entry.first))?;
     }
@@ -213,36 +226,47 @@ fn open_is_f16(world: &World<'_>) -> Result<(), String> {
 }
 
 fn contract(world: &World<'_>) -> Result<(), String> {
-    for (sequence, _, _, entry) in world.entries() {
+    for (sequence, _, entry) in world.entries() {
         let contract = sequence.config().contract;
-        let good = world.pages(entry).iter().all(|page| contract.permits_format(page.format));
+        let good = world.pages(entry).all(|(_, page)| contract.permits_format(page.format));
         expect(good, || format!("{} block at {}", contract.name(), entry.first))?;
     }
     for sequence in world.sequences {
         let contract = sequence.config().contract;
-        let dropped = sequence.next_position() - sequence.kept_tokens();
+        let dropped = sequence.dropped_pages();
         let good = dropped == 0 || contract.permits(Rung::Evict);
-        expect(good, || format!("{} sequence dropped {dropped} tokens", contract.name()))?;
+        expect(good, || format!("{} sequence dropped {dropped} pages", contract.name()))?;
     }
     Ok(())
 }
 
 fn falls_recorded(world: &World<'_>) -> Result<(), String> {
-    let mut falls: HashMap<u64, usize> = HashMap::new();
-    for (sequence, _, _, entry) in world.entries() {
-        let lossy = world.pages(entry).iter().any(|page| page.format != PageFormat::F16);
-        expect(lossy == (entry.falls > 0), || format!("block at {} fell unseen", entry.first))?;
-        *falls.entry(sequence.config().request).or_default() += entry.falls;
+    let mut falls: HashMap<(u64, Rung), usize> = HashMap::new();
+    for (sequence, _, entry) in world.entries() {
+        for (_, page) in world.pages(entry) {
+            let seen = Rung::to_format(page.format).is_none_or(|rung| entry.falls.contains(rung));
+            expect(seen, || format!("block at {} fell unseen", entry.first))?;
+        }
+        for rung in Rung::ALL.into_iter().filter(|rung| entry.falls.contains(*rung)) {
+            *falls.entry((sequence.config().request, rung)).or_default() += 1;
+        }
     }
     for sequence in world.sequences {
         let request = sequence.config().request;
-        let fell = falls.get(&request).copied().unwrap_or(0) + sequence.falls_gone;
-        let dropped = sequence.next_position() - sequence.kept_tokens();
-        let dropped_blocks = dropped / world.pool.config().block_size();
         let ledger = sequence.ledger();
-        let recorded = (ledger.blocks(Rung::Int8), ledger.blocks(Rung::Evict));
-        expect(recorded == (fell, dropped_blocks), || {
-            format!("request {request}: {recorded:?} recorded, ({fell}, {dropped_blocks}) happened")
+        for rung in Rung::ALL.into_iter().filter(|rung| rung.format().is_some()) {
+            let held = falls.get(&(request, rung)).copied().unwrap_or(0);
+            let fell = held + sequence.falls_gone[rung as usize];
+            let recorded = ledger.blocks(rung);
+            let name = rung.name();
+            expect(recorded == fell, || {
+                format!("request {request}: {recorded} {name} recorded, {fell} happened")
+            })?;
+        }
+        let recorded = ledger.blocks(Rung::Evict) > 0;
+        let dropped = sequence.dropped_pages();
+        expect(recorded == (dropped > 0), || {
+            format!("request {request}: {dropped} pages dropped, recorded: {recorded}")
         })?;
     }
     Ok(())
@@ -303,9 +327,14 @@ mod tests {
         assert_eq!(broken_by(|state, _| state.blocks[0].owners = 0), ["owners"]);
         assert_eq!(broken_by(|state, _| state.blocks[0].generation += 1), ["generation"]);
         assert_eq!(broken_by(|_, sequence| sequence.move_page(0, 0, 1, 77)), ["view-is-table"]);
-        assert_eq!(broken_by(|_, sequence| sequence.tables[0][0].falls = 1), ["falls-recorded"]);
+        let fallen = broken_by(|_, sequence| {
+            sequence.tables[0][0].falls.insert(Rung::Int8);
+        });
+        assert_eq!(fallen, ["falls-recorded"]);
         assert_eq!(broken_by(|state, _| state.fenced_bytes = 64), ["bytes-balance", "fence"]);
-        let open = broken_by(|state, _| state.blocks[2].pages[0].format = PageFormat::Int8);
+        let open = broken_by(|state, _| {
+            state.blocks[2].pages[0].as_mut().unwrap().format = PageFormat::Int8;
+        });
         assert!(open.contains(&"open-is-f16") && open.contains(&"contract"), "{open:?}");
     }
 

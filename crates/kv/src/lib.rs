@@ -69,12 +69,15 @@ pub mod block;
 pub mod config;
 pub mod harm;
 pub mod invariant;
+pub mod keep;
 pub mod ladder;
 pub mod ledger;
 pub mod page;
 pub mod policy;
 pub mod pool;
 pub mod relief;
+mod runs;
+mod scores;
 mod span;
 pub mod table;
 

@@ -224,7 +224,8 @@ pub struct PageRef {
     pub first: u32,
     /// Format of this page.
     pub format: PageFormat,
-    /// Index of the query rotation to use (`SequenceView::shifts`); 0 unless positions are relative.
+    /// Index in [`GroupView::runs`] of its layer: which query rotation to use. 0 unless positions are
+    /// relative.
     pub run: u8,
 }
 
@@ -238,11 +239,16 @@ impl PageRef {
 /// A sequence's pages in one KV group, as kernels read them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GroupView {
-    /// `layers[i]` = pages of the group's `i`-th layer in token order (dropped blocks absent).
+    /// `layers[i]` = pages of the group's `i`-th layer in token order (dropped blocks absent; layers may
+    /// hold different blocks).
     pub layers: Vec<Vec<PageRef>>,
-    /// Query rotation per run: the query of original position `p` is rotated to `p - shifts[run]`.
-    /// `[0]` while positions are original; with relative positions run r's shift is the number of
-    /// tokens dropped after it, so the last run's is 0 (kv-memory point 14).
+    /// `runs[i][r]` = index in `shifts` of run `r` of the group's `i`-th layer; at least one run a layer,
+    /// at most 256. `0..shifts.len()` where all layers hold the same blocks.
+    pub runs: Vec<Vec<u32>>,
+    /// Distinct query rotations of all layers, largest first: for a page of layer `i` the query of
+    /// original position `p` is rotated to `p - shifts[runs[i][page.run]]`. `[0]` while positions are
+    /// original; with relative positions a run's shift is the number of tokens dropped after it in its
+    /// layer, so the last one is 0 (kv-memory point 14).
     pub shifts: Vec<u32>,
 }
 

@@ -191,10 +191,12 @@ impl Shared {
         !state.open_steps.is_empty()
     }
 
-    /// Takes `blocks[group]` new f16 blocks per group, all or none. Each group's blocks come in order.
+    /// Takes `blocks[group]` new f16 blocks per group, all or none: each group's in order, from the one that
+    /// begins at original position `first` on.
     pub(crate) fn take_blocks(
         self: &Arc<Self>,
         blocks: &[usize],
+        first: usize,
     ) -> Result<Vec<Vec<NewBlock>>, Shortage> {
         let mut state = self.state();
         let pages = self.demand_pages(blocks);
@@ -205,13 +207,14 @@ impl Shared {
         }
         let mut taken = Vec::with_capacity(blocks.len());
         for (group, &count) in blocks.iter().enumerate() {
-            taken.push((0..count).map(|_| self.take_block(&mut state, group)).collect());
+            let firsts = (0..count).map(|index| first + index * self.config.block_size());
+            taken.push(firsts.map(|first| self.take_block(&mut state, group, first)).collect());
         }
         state.peak_bytes = state.peak_bytes.max(state.used.total());
         Ok(taken)
     }
 
-    fn take_block(self: &Arc<Self>, state: &mut State, group: usize) -> NewBlock {
+    fn take_block(self: &Arc<Self>, state: &mut State, group: usize, first: usize) -> NewBlock {
         let index = state.free_records.pop().unwrap_or_else(|| {
             state.blocks.push(BlockRecord::default());
             state.blocks.len() as u32 - 1
@@ -229,9 +232,11 @@ impl Shared {
         state.used[PageFormat::F16] += layers * self.geometry.class_bytes[class];
         let record = &mut state.blocks[index as usize];
         record.group = group as u16;
+        record.first = first as u32;
         record.owners = 1;
         record.generation = record.generation.wrapping_add(1);
-        record.pages.clone_from(&pages);
+        record.pages.clear();
+        record.pages.extend(pages.iter().copied().map(Some));
         NewBlock { guard: BlockGuard::new(self.clone(), index, record.generation), pages }
     }
 
@@ -254,7 +259,7 @@ impl Shared {
         }
         let pages = std::mem::take(&mut record.pages);
         state.free_records.push(index);
-        for page in pages {
+        for page in pages.into_iter().flatten() {
             self.give_back_page(state, page);
         }
     }
@@ -303,10 +308,14 @@ impl Shared {
                 self.copy_page(&relocation);
                 let record = &mut blocks[relocation.block as usize];
                 let (from, to) = (relocation.from / PAGE_ALIGN, relocation.to / PAGE_ALIGN);
-                let layer = record.pages.iter().position(|page| page.offset == from as u32);
+                let is_it =
+                    |page: &Option<Page>| page.is_some_and(|page| page.offset == from as u32);
+                let layer = record.pages.iter().position(is_it);
                 // A slot names a block only while the block's record names the slot.
                 let layer = layer.expect("a page that its slot says the block has");
-                record.pages[layer].offset = to as u32;
+                if let Some(page) = &mut record.pages[layer] {
+                    page.offset = to as u32;
+                }
                 moved(relocation.block, record, layer);
             });
         }

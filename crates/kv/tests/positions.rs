@@ -3,7 +3,7 @@
 mod world;
 
 use reef_kv::page::PageShape;
-use reef_kv::policy::{EvictionPolicy, SequenceSummary, Sinks};
+use reef_kv::policy::{EvictionPolicy, Protection, SequenceSummary, Sinks};
 use reef_kv::*;
 use world::*;
 
@@ -149,9 +149,13 @@ impl EvictionPolicy for EveryOther {
         "every-other"
     }
 
+    fn protection(&self) -> Protection {
+        Protection::OpenBlocksOnly
+    }
+
     fn order(&self, sequence: &SequenceSummary<'_>) -> Vec<usize> {
-        let sealed = sequence.blocks.iter().filter(|block| block.sealed).map(|block| block.first);
-        sealed.filter(|first| first / sequence.block_size % 2 == 1).collect()
+        let firsts = sequence.blocks.iter().map(|block| block.first);
+        firsts.filter(|first| first / sequence.block_size % 2 == 1).collect()
     }
 }
 

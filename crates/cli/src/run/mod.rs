@@ -13,7 +13,8 @@ use anyhow::{Context as _, bail};
 use reef_engine::session::Rules;
 use reef_engine::{Engine, EngineConfig, Request, Sampling};
 use reef_kv::page::PageFormat;
-use reef_kv::{Fidelity, Ladder, TAIL_TOKENS, policy};
+use reef_kv::policy::{self, EvictionPolicy, PolicyOptions, UnknownPolicy};
+use reef_kv::{Fidelity, Ladder};
 use reef_model::gguf::Gguf;
 use reef_model::tokenizer::{Encode, Tokenizer};
 
@@ -125,8 +126,12 @@ fn check(args: &Args) -> anyhow::Result<()> {
             args.kv_format.name()
         )));
     }
-    policy::by_name(&args.policy, TAIL_TOKENS).map_err(|e| WrongArguments(e.to_string()))?;
+    policy_of(args).map_err(|e| WrongArguments(e.to_string()))?;
     sampling(args).check().map_err(|e| anyhow::Error::new(WrongArguments(e)))
+}
+
+fn policy_of(args: &Args) -> Result<Box<dyn EvictionPolicy>, UnknownPolicy> {
+    policy::by_name(&args.policy, &PolicyOptions { seed: args.seed, ..PolicyOptions::default() })
 }
 
 fn sampling(args: &Args) -> Sampling {
@@ -166,7 +171,7 @@ fn engine(args: &Args, gguf: &Gguf) -> anyhow::Result<Engine> {
     if args.kv_memory.is_none() {
         note(&format!("KV memory: {} (--kv-memory changes it)", sizes::display(budget)));
     }
-    let policy = policy::by_name(&args.policy, TAIL_TOKENS)?;
+    let policy = policy_of(args)?;
     let rules = Rules { policy, format_at_seal: args.kv_format, ..Rules::default() };
     let budget_bytes = usize::try_from(budget).context("--kv-memory is too large")?;
     let config = EngineConfig {

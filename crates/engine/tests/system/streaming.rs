@@ -3,7 +3,7 @@
 use std::sync::LazyLock;
 
 use reef_engine::session::Rules;
-use reef_kv::policy::by_name;
+use reef_kv::policy::{PolicyOptions, by_name};
 use reef_model::runner::{Activations, ModelRunner};
 use reef_model::tokenizer::{Encode, Tokenizer};
 
@@ -30,7 +30,12 @@ fn long_text() -> Option<(ModelRunner, Vec<u32>)> {
 }
 
 fn rules(policy: &str) -> Rules {
-    Rules { policy: by_name(policy, 0).unwrap(), token_budget: Some(BUDGET), ..Rules::default() }
+    let options = PolicyOptions { tail_tokens: 0, ..PolicyOptions::default() };
+    Rules {
+        policy: by_name(policy, &options).unwrap(),
+        token_budget: Some(BUDGET),
+        ..Rules::default()
+    }
 }
 
 /// NLLs under sinks over all of the text.

@@ -3,8 +3,9 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::{Move, MoveKind, ReliefPlan};
+use super::{DropTarget, Move, MoveKind, ReliefPlan};
 use crate::block::{BlockRecord, Page};
+use crate::ladder::Rung;
 use crate::ledger::LedgerEntry;
 use crate::page::{PAGE_ALIGN, PageFormat, PageShape};
 use crate::pool::{BlockPool, Shared};
@@ -79,7 +80,7 @@ pub fn apply_relief(
         let found = relief.sequences.iter().position(|s| s.config().request == planned.request);
         let Some(index) = found else { continue };
         match planned.kind {
-            MoveKind::Drop(_) => relief.drop_block(index, planned),
+            MoveKind::Drop(target) => relief.drop_block(index, planned, target),
             MoveKind::Encode { group, format } => {
                 relief.encode_block(index, planned, group, format, encode);
             }
@@ -100,8 +101,12 @@ struct Relief<'a, 'b> {
 }
 
 impl Relief<'_, '_> {
-    fn drop_block(&mut self, index: usize, planned: &Move) {
-        let bytes = self.sequences[index].drop_block(planned.first);
+    fn drop_block(&mut self, index: usize, planned: &Move, target: DropTarget) {
+        let sequence = &mut self.sequences[index];
+        let bytes = match target.page {
+            None => sequence.drop_block(target.first),
+            Some((group, layer)) => sequence.drop_page(group, layer, target.first),
+        };
         if bytes > 0 {
             self.outcome.dropped_blocks += 1;
             self.record(index, planned, 1, bytes);
@@ -160,9 +165,10 @@ impl Relief<'_, '_> {
     fn pages_to_encode(&self, block: u32, from: usize) -> Vec<(usize, Page)> {
         let state = self.shared.state();
         let record = &state.blocks[block as usize];
-        let pages = record.pages.iter().copied().enumerate().skip(from);
+        let pages = record.pages.iter().enumerate().skip(from);
+        let held = pages.filter_map(|(layer, page)| Some((layer, (*page)?)));
         let f16 = |(_, page): &(usize, Page)| page.format == PageFormat::F16 && record.owners == 1;
-        pages.filter(f16).collect()
+        held.filter(f16).collect()
     }
 
     /// Target pages for as many of `wanted` pages as the reserve has room for; at least one unless even
@@ -203,25 +209,25 @@ impl Relief<'_, '_> {
             if refused {
                 self.shared.reuse(&mut state, place);
                 self.outcome.refused_pages += 1;
-                self.sequences[index].tables[group][entry].refused = true;
+                self.sequences[index].tables[group][entry].refused[old.format] = true;
                 continue;
             }
             // Swap the entry, then free the old page.
             state.spans.set(place, Slot::Held(block));
             let page = Page { offset: self.shared.page_offset(&state, place), format };
-            state.blocks[block as usize].pages[layer] = page;
+            state.blocks[block as usize].pages[layer] = Some(page);
             state.used[format] += shape.page_bytes(format);
             self.shared.give_back_page(&mut state, old);
             drop(state);
-            self.sequences[index].replace_page(group, entry, layer, page);
+            self.sequences[index].replace_page(group, planned.first, layer, page);
             saved_bytes += shape.page_bytes(old.format) - shape.page_bytes(format);
         }
         targets.places.clear();
         if saved_bytes > 0 {
             let held = &mut self.sequences[index].tables[group][entry];
             // A block that a panic left half done is counted once.
-            let blocks = usize::from(held.falls == 0);
-            held.falls = 1;
+            let new = Rung::to_format(format).is_some_and(|rung| held.falls.insert(rung));
+            let blocks = usize::from(new);
             self.outcome.encoded_blocks += blocks;
             self.record(index, planned, blocks, saved_bytes);
         }
@@ -232,8 +238,8 @@ impl Relief<'_, '_> {
         let mut holders = HashMap::new();
         for (index, sequence) in self.sequences.iter().enumerate() {
             for (group, table) in sequence.tables.iter().enumerate() {
-                for (entry, held) in table.iter().enumerate() {
-                    holders.insert(held.guard.index(), (index, group, entry));
+                for held in table {
+                    holders.insert(held.guard.index(), (index, group, held.first));
                 }
             }
         }
@@ -242,8 +248,9 @@ impl Relief<'_, '_> {
         let moved = |block: u32, record: &BlockRecord, layer: usize| {
             moved_pages += 1;
             // Only pages of these holders are movable.
-            let Some(&(index, group, entry)) = holders.get(&block) else { return };
-            sequences[index].move_page(group, entry, layer, record.pages[layer].offset);
+            let Some(&(index, group, first)) = holders.get(&block) else { return };
+            let Some(page) = record.pages[layer] else { return };
+            sequences[index].move_page(group, first, layer, page.offset);
         };
         let mut state = self.shared.state();
         self.shared.compact(&mut state, enough, |block, _| holders.contains_key(&block), moved);

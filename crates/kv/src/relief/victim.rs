@@ -89,7 +89,7 @@ pub(super) fn victims_of(sequence: &Sequence, index: usize, state: &State) -> Ve
                 let is_before = |index: &usize| victims[*index].first < page.first as usize;
                 of_group.start += of_group.clone().take_while(is_before).count();
                 let Some(found) = of_group.clone().next() else { break };
-                let is_refused = refused[found - start] && page.format == PageFormat::F16;
+                let is_refused = refused[found - start][page.format];
                 if victims[found].first == page.first as usize && !is_refused {
                     victims[found].pages[page.format] += 1;
                 }
