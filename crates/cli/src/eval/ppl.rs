@@ -6,7 +6,7 @@ use anyhow::{Context as _, bail, ensure};
 use reef_engine::score::{ScoreOptions, TokenScore, score};
 use reef_engine::session::Rules;
 use reef_kv::page::PageFormat;
-use reef_kv::policy;
+use reef_kv::policy::{self, PolicyOptions};
 use reef_model::gguf::Gguf;
 use reef_model::tokenizer::{Encode, Tokenizer};
 use serde_json::json;
@@ -135,7 +135,9 @@ fn options(args: &Args, trained_context: usize) -> anyhow::Result<ScoreOptions> 
         ..Rules::default()
     };
     if let Some(name) = &args.policy {
-        rules.policy = policy::by_name(name, 0).map_err(|e| WrongArguments(e.to_string()))?;
+        let options = PolicyOptions { tail_tokens: 0, ..PolicyOptions::default() };
+        rules.policy =
+            policy::by_name(name, &options).map_err(|e| WrongArguments(e.to_string()))?;
     }
     let least = 3 * block_size;
     if args.budget.is_some_and(|budget| budget < least) {

@@ -1,7 +1,7 @@
 //! What is done to a sequence's KV memory in a measurement.
 
 use reef_kv::page::PageFormat;
-use reef_kv::policy::{self, UnknownPolicy};
+use reef_kv::policy::{self, PolicyOptions, UnknownPolicy};
 use reef_kv::{BlockPool, Fidelity, SequenceConfig, TAIL_TOKENS};
 use reef_model::runner::ModelRunner;
 
@@ -80,7 +80,9 @@ impl Treatment {
             ..Rules::default()
         };
         if let Some(Eviction { policy, budget_tokens, .. }) = &self.eviction {
-            rules.policy = policy::by_name(policy, TAIL_TOKENS.min(budget_tokens / 4))?;
+            let tail_tokens = TAIL_TOKENS.min(budget_tokens / 4);
+            let options = PolicyOptions { tail_tokens, ..PolicyOptions::default() };
+            rules.policy = policy::by_name(policy, &options)?;
         }
         Ok(rules)
     }
