@@ -2,12 +2,11 @@
 //! its moves. Measured once for a model, in seconds, on a built-in text.
 
 use reef_kv::page::PageFormat;
-use reef_kv::{ByFormat, Fidelity, HarmTable, Ladder, SequenceConfig, TAIL_TOKENS};
+use reef_kv::{ByFormat, HarmTable, Ladder, TAIL_TOKENS};
 use reef_model::runner::{Activations, ModelRunner};
 
-use crate::logits::kl_divergence;
-use crate::session::{EngineError, Rules, Session};
-use crate::step::roomy_pool;
+use crate::score::{Scoring, score_together};
+use crate::session::{EngineError, Rules};
 
 /// The text to measure on: prose (the first three paragraphs from Lewis Carroll, *Alice's Adventures in
 /// Wonderland*, 1865, in the public domain), and after it a list, code and questions written for this
@@ -15,17 +14,27 @@ use crate::step::roomy_pool;
 pub const TEXT: &str = include_str!("profile.txt");
 
 /// Tokens computed at most; a longer text is cut.
-pub const MAXIMUM_TOKENS: usize = 640;
+pub const MAXIMUM_TOKENS: usize = 448;
 
 /// Keys go to 4 bits where that costs less than this over 8-bit keys, in nats of divergence. Well-behaved
 /// models lie an order of magnitude below, those whose keys have outlier channels one above
 /// (Qwen3-0.6B: perplexity 13.5 to 47.8, ik_llama.cpp issue 1509).
 pub const FOUR_BIT_KEY_LIMIT_NATS: f64 = 0.05;
 
-/// Every how many rows one is scored: the head is a large part of a small model.
-const SCORED_EVERY: usize = 2;
-/// Rows of each sequence whose logits are asked for at once: what bounds the logits' memory.
-const ROWS_AT_ONCE: usize = 4;
+/// Every format but f16, with which they are compared.
+const LOSSY: [PageFormat; 5] = [
+    PageFormat::Int8,
+    PageFormat::Fp8E4M3,
+    PageFormat::Fp8E5M2,
+    PageFormat::K8V4,
+    PageFormat::Int4,
+];
+
+#[derive(Clone, Copy, Default)]
+struct Sum {
+    nats: f64,
+    tokens: usize,
+}
 
 /// What lossy KV memory does to a model.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -101,68 +110,37 @@ fn measure_in_f32(
     ids: &[u32],
     progress: &mut dyn FnMut(usize, usize),
 ) -> Result<ModelProfile, EngineError> {
-    let rules = treatments(block_size);
-    let pool = roomy_pool(runner.spec(), block_size, ids.len() * rules.len())?;
-    let config = |request: usize| SequenceConfig {
-        request: request as u64,
-        contract: Fidelity::Evict,
-        priority: 0,
-        trained_context: runner.spec().trained_context,
-        max_tokens: Some(ids.len()),
-    };
-    let rules_in_order = rules.iter().enumerate();
-    let mut sessions: Vec<Session<'_>> = rules_in_order
-        .map(|(request, rules)| Session::new(&pool, rules, config(request)))
-        .collect();
-    let (mut sums, mut scored) = (vec![0.0; rules.len()], 0);
-    let mut done = 0;
-    for block in ids.chunks(block_size) {
-        Session::advance_all(runner, &mut sessions, &block.repeat(rules.len()))?;
-        done += block.len();
-        // The first block attends nothing sealed: there all are the same.
-        if done > block_size {
-            scored += add_divergences(runner, block.len(), &mut sums);
-        }
-        if sums.iter().any(|sum| !sum.is_finite()) {
-            return Err(EngineError::NotFinite { tokens: done });
-        }
-        progress(done, ids.len());
-    }
-    let mean = |treatment: usize| sums[treatment] / scored.max(1) as f64;
-    let format_nats = ByFormat::from_fn(|format| mean(format as usize));
-    Ok(ModelProfile::new(format_nats, mean(PageFormat::ALL.len())))
-}
-
-/// Every format in the order of [`PageFormat::ALL`], f16 (what the others are compared with) first;
-/// then dropping.
-fn treatments(block_size: usize) -> Vec<Rules> {
     let flat = |format_at_seal| Rules { format_at_seal, ..Rules::default() };
-    let mut treatments: Vec<Rules> = PageFormat::ALL.into_iter().map(flat).collect();
+    let mut treatments: Vec<Rules> = LOSSY.into_iter().map(flat).collect();
     treatments.push(Rules { token_budget: Some(kept_tokens(block_size)), ..Rules::default() });
-    treatments
-}
-
-/// Adds to each treatment's sum its divergence from the first, over the scored rows of the last batch of
-/// `share` tokens a treatment. Returns how many rows were scored.
-fn add_divergences(runner: &mut ModelRunner, share: usize, sums: &mut [f64]) -> usize {
-    let vocabulary = runner.spec().vocabulary;
-    let scored: Vec<usize> = (0..share).step_by(SCORED_EVERY).collect();
-    for rows in scored.chunks(ROWS_AT_ONCE) {
-        let of_treatment = |t: usize| rows.iter().map(move |row| t * share + row);
-        let all: Vec<usize> = (0..sums.len()).flat_map(of_treatment).collect();
-        let logits = runner.logits(&all);
-        let (expected, others) = logits.split_at(rows.len() * vocabulary);
-        for (sum, found) in sums[1..].iter_mut().zip(others.chunks_exact(expected.len())) {
-            let pairs = expected.chunks_exact(vocabulary).zip(found.chunks_exact(vocabulary));
-            *sum += pairs.map(|(expected, found)| kl_divergence(expected, found)).sum::<f64>();
+    let mut sums = vec![Sum::default(); treatments.len()];
+    let scoring = Scoring {
+        context: ids.len(),
+        block_size,
+        treatments: &treatments,
+        pinned_layers: &[],
+        compare: true,
+    };
+    score_together(runner, ids, &scoring, &mut |treatment, scored| {
+        // The first block attends nothing sealed: there all are the same.
+        if let (Some(nats), true) = (scored.kld, scored.index > block_size) {
+            sums[treatment].nats += nats;
+            sums[treatment].tokens += 1;
         }
-    }
-    scored.len()
+        if treatment == 0 {
+            progress(scored.index + 1, ids.len());
+        }
+    })?;
+    let means: Vec<f64> = sums.iter().map(|sum| sum.nats / sum.tokens.max(1) as f64).collect();
+    let mut format_nats = ByFormat::default();
+    LOSSY.into_iter().zip(&means).for_each(|(format, mean)| format_nats[format] = *mean);
+    Ok(ModelProfile::new(format_nats, means[LOSSY.len()]))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use reef_kv::Fidelity;
 
     #[test]
     fn keys_go_to_four_bits_only_where_that_is_cheap() {

@@ -166,6 +166,7 @@ impl<'a> Session<'a> {
                 tokens,
                 first_position: session.sequence.next_position() as u32,
                 view: session.sequence.view(),
+                observe: false,
             })
             .collect();
         let fence = pool.begin_step();

@@ -121,6 +121,8 @@ pub struct BatchSequence<'a> {
     pub first_position: u32,
     /// Pages of the sequence up to the last token's position.
     pub view: &'a SequenceView,
+    /// Whether [`ModelRunner::masses`] is asked for afterwards.
+    pub observe: bool,
 }
 
 /// A loaded model.
@@ -203,6 +205,13 @@ impl ModelRunner {
         Ok(())
     }
 
+    /// How much attention sequence `sequence` (its index in the last batch) paid to each page of layer
+    /// `layer` of KV group `group`: probabilities summed over the layer's query heads,
+    /// `[rows][pages of the view]`. Empty where it was not observed, and for groups with a window.
+    pub fn masses(&self, sequence: usize, group: usize, layer: usize) -> &[f32] {
+        self.buffers.masses.of(sequence, group, layer)
+    }
+
     /// Logits of the given rows of the last batch, `[rows.len()][vocabulary]`.
     ///
     /// # Panics
@@ -228,6 +237,7 @@ impl ModelRunner {
 
 fn pass_shape(spec: &ModelSpec, options: &RunnerOptions) -> PassShape {
     let group = |(group, rope): (&crate::spec::GroupSpec, &crate::rope::RopeSpec)| GroupShape {
+        layers: group.layers.len(),
         attention: AttentionShape {
             heads: spec.heads,
             kv_heads: spec.kv_heads,

@@ -123,7 +123,12 @@ impl Neighbor {
     fn new(runner: &mut ModelRunner, pool: &BlockPool, past: &[u32], next: &[u32]) -> Neighbor {
         let mut sequence = Sequence::new(pool, endless(Fidelity::Evict, usize::MAX));
         sequence.grow(past.len()).unwrap();
-        let batch = [BatchSequence { tokens: past, first_position: 0, view: sequence.view() }];
+        let batch = [BatchSequence {
+            tokens: past,
+            first_position: 0,
+            view: sequence.view(),
+            observe: false,
+        }];
         runner.forward(pool.arena(), &batch).unwrap();
         sequence.commit(past.len());
         sequence.grow(next.len()).unwrap();
@@ -132,7 +137,12 @@ impl Neighbor {
 
     fn batch(&self) -> BatchSequence<'_> {
         let first_position = self.sequence.next_position() as u32;
-        BatchSequence { tokens: &self.next, first_position, view: self.sequence.view() }
+        BatchSequence {
+            tokens: &self.next,
+            first_position,
+            view: self.sequence.view(),
+            observe: false,
+        }
     }
 }
 

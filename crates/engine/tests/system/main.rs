@@ -12,6 +12,7 @@ mod generation;
 mod golden;
 mod likelihood;
 mod page_bytes;
+mod profile;
 mod refusals;
 mod rotation;
 mod scenarios;

@@ -26,7 +26,8 @@ fn flip(pool: &BlockPool, offset: usize, bits: u8) {
 fn peek(runner: &mut ModelRunner, pool: &BlockPool, sequence: &mut Sequence) -> Vec<u32> {
     sequence.grow(1).unwrap();
     let first_position = sequence.next_position() as u32;
-    let batch = [BatchSequence { tokens: &[3], first_position, view: sequence.view() }];
+    let batch =
+        [BatchSequence { tokens: &[3], first_position, view: sequence.view(), observe: false }];
     runner.forward(pool.arena(), &batch).unwrap();
     runner.logits(&[0]).iter().map(|logit| logit.to_bits()).collect()
 }
@@ -34,7 +35,8 @@ fn peek(runner: &mut ModelRunner, pool: &BlockPool, sequence: &mut Sequence) -> 
 fn fill(runner: &mut ModelRunner, pool: &BlockPool, ids: &[u32]) -> Sequence {
     let mut sequence = Sequence::new(pool, endless(Fidelity::Evict, usize::MAX));
     sequence.grow(ids.len()).unwrap();
-    let batch = [BatchSequence { tokens: ids, first_position: 0, view: sequence.view() }];
+    let batch =
+        [BatchSequence { tokens: ids, first_position: 0, view: sequence.view(), observe: false }];
     runner.forward(pool.arena(), &batch).unwrap();
     sequence.commit(ids.len());
     sequence
@@ -102,7 +104,8 @@ fn every_part_of_an_int8_page_is_read() {
         let mut view = session.sequence().view().clone();
         // Only the sealed blocks: the row itself would need a page of its own.
         view.groups[0].layers.iter_mut().for_each(|layer| layer.truncate(3));
-        let batch = [BatchSequence { tokens: &[3], first_position: 69, view: &view }];
+        let batch =
+            [BatchSequence { tokens: &[3], first_position: 69, view: &view, observe: false }];
         runner.forward(pool.arena(), &batch).unwrap();
         runner.logits(&[0]).iter().map(|logit| logit.to_bits()).collect()
     };

@@ -2,6 +2,7 @@
 
 pub mod gemma3;
 pub mod llama;
+pub mod masses;
 pub mod parts;
 pub mod pass;
 pub mod qwen3;

@@ -1,5 +1,6 @@
 //! One forward pass over a batch: the verbs that architectures are written in, and their buffers.
 
+use super::masses::Masses;
 use super::parts::{FeedForward, Norm, Projection};
 use crate::linear::Linear;
 use crate::rope::Rope;
@@ -29,6 +30,8 @@ pub struct PassShape {
 /// Attention geometry of one KV group.
 #[derive(Clone, Debug)]
 pub struct GroupShape {
+    /// Layers of the group.
+    pub layers: usize,
     /// Heads, window and scale.
     pub attention: AttentionShape,
     /// Rope of these layers.
@@ -67,6 +70,8 @@ pub struct Buffers {
     /// Per KV group: angles of every (sequence, run, row), `[..][rope dim]`.
     angles: Vec<Vec<f32>>,
     scratch: AttentionScratch,
+    /// Attention masses of the sequences that were to be observed.
+    pub masses: Masses,
 }
 
 /// One forward pass over a batch.
@@ -99,6 +104,7 @@ impl<'a> Pass<'a> {
         grow(&mut buffers.attended, rows * heads_width);
         grow(&mut buffers.hidden, rows * 2 * shape.hidden);
         grow(&mut buffers.gated, rows * shape.hidden);
+        buffers.masses.begin(batch.len(), shape.groups.iter().map(|group| group.layers));
         let mut pass = Pass { compute, shape, batch, arena, buffers, rows };
         pass.prepare_angles();
         pass
@@ -168,12 +174,14 @@ impl<'a> Pass<'a> {
     }
 
     /// Rotates Q and K, writes K and V into the pages, attends: attended = attention of layer `index`
-    /// of KV group `group`. Attention always reads K and V back from pages.
+    /// of KV group `group`. Attention always reads K and V back from pages. Keeps the masses of observed
+    /// sequences, but not in window groups: what leaves a window is not for a policy to choose.
     pub fn attend(&mut self, group: usize, index: usize) {
         self.rotate_and_store(group, index);
         let attention = &self.shape.groups[group].attention;
         let width = attention.heads * attention.head_dim;
-        let Buffers { queries, attended, scratch, .. } = &mut *self.buffers;
+        let Buffers { queries, attended, scratch, masses, .. } = &mut *self.buffers;
+        let full = attention.window.is_none();
         let mut rest = &queries[..];
         let sequences: Vec<SequenceRows<'_>> = self
             .batch
@@ -181,14 +189,14 @@ impl<'a> Pass<'a> {
             .map(|sequence| {
                 let view = &sequence.view.groups[group];
                 let rows = sequence.tokens.len();
-                let (queries, tail) = rest.split_at(view.runs[index].len() * rows * width);
+                let (queries, tail) = rest.split_at(view.shifts.len() * rows * width);
                 rest = tail;
                 SequenceRows {
                     pages: &view.layers[index],
                     first_position: sequence.first_position,
                     rows,
                     queries,
-                    observe: false,
+                    observe: sequence.observe && full,
                 }
             })
             .collect();
@@ -201,6 +209,9 @@ impl<'a> Pass<'a> {
             scratch,
             &mut attended[..self.rows * width],
         );
+        for (place, _) in sequences.iter().enumerate().filter(|(_, rows)| rows.observe) {
+            masses.keep(place, group, index, scratch.masses(place));
+        }
     }
 
     fn rotate_and_store(&mut self, group: usize, index: usize) {
@@ -209,8 +220,8 @@ impl<'a> Pass<'a> {
         let heads_width = shape.attention.heads * shape.attention.head_dim;
         let kv_width = shape.attention.kv_heads * shape.attention.head_dim;
         let stride = heads_width + 2 * kv_width;
-        let runs = |s: &BatchSequence<'_>| s.view.groups[group].runs[index].len() * s.tokens.len();
-        let runs_rows: usize = self.batch.iter().map(runs).sum();
+        let runs_rows: usize =
+            self.batch.iter().map(|s| s.view.groups[group].shifts.len() * s.tokens.len()).sum();
         grow(&mut self.buffers.queries, runs_rows * heads_width);
         let Buffers { qkv, queries, angles, .. } = &mut *self.buffers;
         let (mut angles, mut queries, mut qkv) =
@@ -219,11 +230,10 @@ impl<'a> Pass<'a> {
         let len = shape.rope.angle_len();
         for sequence in self.batch {
             let view = &sequence.view.groups[group];
-            let (rows, shifts, runs) =
-                (sequence.tokens.len(), view.shifts.len(), &view.runs[index]);
-            let (sequence_angles, rest) = angles.split_at(shifts * rows * len);
+            let (rows, runs) = (sequence.tokens.len(), view.shifts.len());
+            let (sequence_angles, rest) = angles.split_at(runs * rows * len);
             angles = rest;
-            let (sequence_queries, rest) = queries.split_at_mut(runs.len() * rows * heads_width);
+            let (sequence_queries, rest) = queries.split_at_mut(runs * rows * heads_width);
             queries = rest;
             let (sequence_qkv, rest) = qkv.split_at_mut(rows * stride);
             qkv = rest;
@@ -231,12 +241,12 @@ impl<'a> Pass<'a> {
                 tier,
                 pool,
                 shape,
-                (rows, runs),
+                rows,
                 sequence_qkv,
                 sequence_angles,
                 sequence_queries,
             );
-            let key_angles = &sequence_angles[(shifts - 1) * rows * len..];
+            let key_angles = &sequence_angles[(runs - 1) * rows * len..];
             for_each_row(pool, rows, (&mut sequence_qkv[..], stride), &|row, values| {
                 let angles = &key_angles[row * len..][..len];
                 let keys = &mut values[heads_width..][..kv_width];
@@ -311,12 +321,12 @@ pub enum Activation {
     GeluTanh,
 }
 
-/// Writes `queries[run][row]` = the row's query heads rotated by `angles[runs[run]][row]`.
+/// Writes `queries[run][row]` = the row's query heads rotated for the run.
 fn rotate_queries(
     tier: Tier,
     pool: &BarrierPool,
     shape: &GroupShape,
-    (rows, runs): (usize, &[u32]),
+    rows: usize,
     qkv: &[f32],
     angles: &[f32],
     queries: &mut [f32],
@@ -325,9 +335,8 @@ fn rotate_queries(
     let stride = qkv.len() / rows;
     let (runs_rows, len) = (queries.len() / width, shape.rope.angle_len());
     for_each_row(pool, runs_rows, (queries, width), &|run_row, out| {
-        let (run, row) = (run_row / rows, run_row % rows);
-        out.copy_from_slice(&qkv[row * stride..][..width]);
-        let angles = &angles[(runs[run] as usize * rows + row) * len..][..len];
+        out.copy_from_slice(&qkv[run_row % rows * stride..][..width]);
+        let angles = &angles[run_row * len..][..len];
         shape.rotate(tier, out, angles);
     });
 }
