@@ -189,7 +189,7 @@ impl<'a> Pass<'a> {
             .map(|sequence| {
                 let view = &sequence.view.groups[group];
                 let rows = sequence.tokens.len();
-                let (queries, tail) = rest.split_at(view.shifts.len() * rows * width);
+                let (queries, tail) = rest.split_at(view.runs[index].len() * rows * width);
                 rest = tail;
                 SequenceRows {
                     pages: &view.layers[index],
@@ -220,8 +220,8 @@ impl<'a> Pass<'a> {
         let heads_width = shape.attention.heads * shape.attention.head_dim;
         let kv_width = shape.attention.kv_heads * shape.attention.head_dim;
         let stride = heads_width + 2 * kv_width;
-        let runs_rows: usize =
-            self.batch.iter().map(|s| s.view.groups[group].shifts.len() * s.tokens.len()).sum();
+        let runs = |s: &BatchSequence<'_>| s.view.groups[group].runs[index].len() * s.tokens.len();
+        let runs_rows: usize = self.batch.iter().map(runs).sum();
         grow(&mut self.buffers.queries, runs_rows * heads_width);
         let Buffers { qkv, queries, angles, .. } = &mut *self.buffers;
         let (mut angles, mut queries, mut qkv) =
@@ -230,10 +230,11 @@ impl<'a> Pass<'a> {
         let len = shape.rope.angle_len();
         for sequence in self.batch {
             let view = &sequence.view.groups[group];
-            let (rows, runs) = (sequence.tokens.len(), view.shifts.len());
-            let (sequence_angles, rest) = angles.split_at(runs * rows * len);
+            let (rows, shifts, runs) =
+                (sequence.tokens.len(), view.shifts.len(), &view.runs[index]);
+            let (sequence_angles, rest) = angles.split_at(shifts * rows * len);
             angles = rest;
-            let (sequence_queries, rest) = queries.split_at_mut(runs * rows * heads_width);
+            let (sequence_queries, rest) = queries.split_at_mut(runs.len() * rows * heads_width);
             queries = rest;
             let (sequence_qkv, rest) = qkv.split_at_mut(rows * stride);
             qkv = rest;
@@ -241,12 +242,12 @@ impl<'a> Pass<'a> {
                 tier,
                 pool,
                 shape,
-                rows,
+                (rows, runs),
                 sequence_qkv,
                 sequence_angles,
                 sequence_queries,
             );
-            let key_angles = &sequence_angles[(runs - 1) * rows * len..];
+            let key_angles = &sequence_angles[(shifts - 1) * rows * len..];
             for_each_row(pool, rows, (&mut sequence_qkv[..], stride), &|row, values| {
                 let angles = &key_angles[row * len..][..len];
                 let keys = &mut values[heads_width..][..kv_width];
@@ -321,12 +322,12 @@ pub enum Activation {
     GeluTanh,
 }
 
-/// Writes `queries[run][row]` = the row's query heads rotated for the run.
+/// Writes `queries[run][row]` = the row's query heads rotated by `angles[runs[run]][row]`.
 fn rotate_queries(
     tier: Tier,
     pool: &BarrierPool,
     shape: &GroupShape,
-    rows: usize,
+    (rows, runs): (usize, &[u32]),
     qkv: &[f32],
     angles: &[f32],
     queries: &mut [f32],
@@ -335,8 +336,9 @@ fn rotate_queries(
     let stride = qkv.len() / rows;
     let (runs_rows, len) = (queries.len() / width, shape.rope.angle_len());
     for_each_row(pool, runs_rows, (queries, width), &|run_row, out| {
-        out.copy_from_slice(&qkv[run_row % rows * stride..][..width]);
-        let angles = &angles[run_row * len..][..len];
+        let (run, row) = (run_row / rows, run_row % rows);
+        out.copy_from_slice(&qkv[row * stride..][..width]);
+        let angles = &angles[(runs[run] as usize * rows + row) * len..][..len];
         shape.rotate(tier, out, angles);
     });
 }
