@@ -3,7 +3,7 @@
 mod world;
 
 use proptest::prelude::*;
-use reef_kv::page::PageFormat::{F16, Int8};
+use reef_kv::page::PageFormat::{F16, Int4, Int8};
 use reef_kv::page::PageShape;
 use reef_kv::*;
 use world::*;
@@ -28,12 +28,14 @@ fn smollm2_in_24_mib() {
     assert_eq!(pool.config().bytes_per_token(Int8), 12_960);
     assert_eq!(pool.capacity_tokens(F16), Some(1056));
     assert_eq!(pool.capacity_tokens(Int8), Some(1824));
+    assert_eq!(pool.capacity_tokens(Int4), Some(3264));
     assert_eq!(pool.token_limit(Fidelity::Exact), Some(1056));
-    assert_eq!(pool.token_limit(Fidelity::Int4), Some(1824));
+    assert_eq!(pool.token_limit(Fidelity::Int8), Some(1824));
+    assert_eq!(pool.token_limit(Fidelity::Int4), Some(3264));
     assert_eq!(pool.token_limit(Fidelity::Evict), None);
     let accounts = pool.accounts();
     assert_eq!(accounts.reserved_bytes, 192 << 10);
-    assert!(accounts.table_bytes < accounts.budget_bytes / 200);
+    assert!(accounts.table_bytes < accounts.budget_bytes / 180);
     assert!(accounts.fragmentation_bytes < 192 << 10);
     // The 2,008 tokens of the main job do not fit at int8: blocks must be dropped too.
     let int8 = pool.bytes_for_tokens(2008, Int8, 1);
@@ -125,7 +127,7 @@ proptest! {
         let policy = policy::Sinks { tail_tokens: TAIL_TOKENS };
         while sequence.next_position() < limit {
             let tokens = sequence.remaining(chunk);
-            let demand = Demand { sequence: &sequence, tokens, step_tokens: tokens, stretch_tokens: tokens };
+            let demand = demand(&sequence, tokens, tokens);
             let plan = plan_relief(&pool, &[demand], &policy);
             prop_assert_eq!(plan.shortage, None);
             prop_assert!(!fits || plan.moves.is_empty());

@@ -24,7 +24,7 @@ pub struct Demand<'a> {
 impl Demand<'_> {
     /// Whether nobody said how long the sequence will get.
     pub(super) fn is_unknown(&self) -> bool {
-        self.sequence.config().max_tokens.is_none() && self.tokens > 0
+        self.sequence.config().max_tokens.is_none()
     }
 }
 

@@ -12,7 +12,7 @@ mod forecast;
 mod plan;
 mod victim;
 
-pub use apply::{EncodeJob, ReliefError, ReliefOutcome, apply_relief};
+pub use apply::{BATCH_PAGES, EncodeJob, ReliefError, ReliefOutcome, apply_relief};
 pub use demand::{Demand, relief_needed_bytes};
 pub use drops::{DropTarget, plan_token_budget};
 pub use plan::{plan_format_at_seal, plan_relief};

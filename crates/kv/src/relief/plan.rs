@@ -56,17 +56,19 @@ pub fn plan_relief(
     let exceeds_context = over_context.iter().any(|&blocks| blocks > 0);
     let forecast = Forecast::new(&pool.shared, &state);
     let fits = !compaction || forecast.reaches(need);
-    let over_mark =
-        demands.iter().any(Demand::is_unknown) && !forecast.reaches(mark(HIGH_MARK_PERCENT));
+    let grows_unknown = demands.iter().any(|demand| demand.is_unknown() && demand.tokens > 0);
+    let over_mark = grows_unknown && !forecast.reaches(mark(HIGH_MARK_PERCENT));
     if fits && !exceeds_context && !over_mark {
         return ReliefPlan { demand_pages: pages, compaction, ..ReliefPlan::default() };
     }
     let mut planner = Planner::new(pool, &state, demands, policy, forecast);
     planner.drop_over_context(&over_context);
     let mut goals = vec![need];
-    let mut enough = !compaction || planner.climb(need, |_| true, None);
+    let reached = !compaction || planner.climb(need, |_| true, None);
+    let firm_steps = planner.steps.len();
+    let mut enough = reached;
     let stretch_pages;
-    if let (true, Some(deepest)) = (enough, planner.deepest) {
+    if let (true, Some(deepest)) = (reached, planner.deepest) {
         stretch_pages =
             demand_pages(pool, demands, |demand| demand.stretch_tokens.max(demand.tokens));
         let stretch = Goal { demand: &stretch_pages, spans: geometry.spans };
@@ -79,9 +81,12 @@ pub fn plan_relief(
     }
     if enough {
         planner.undo_unneeded(&goals);
+    } else if reached {
+        planner.undo_until(need, firm_steps);
     }
     let (moves, forecast) = planner.finish();
-    let shortage = if compaction { forecast.shortage(&pages) } else { None };
+    let demanded = compaction || pages.iter().any(|&count| count > 0);
+    let shortage = if demanded { forecast.shortage(&pages) } else { None };
     ReliefPlan { moves, shortage, demand_pages: pages, compaction }
 }
 
@@ -362,6 +367,22 @@ impl<'a> Planner<'a> {
             }
             if !undone {
                 break;
+            }
+        }
+    }
+
+    /// Takes back the last steps, down to the first `firm_steps`, until `goal` is reached: a few pages of
+    /// another size may take more spans than they give back.
+    fn undo_until(&mut self, goal: Goal<'_>, firm_steps: usize) {
+        for index in (firm_steps..self.steps.len()).rev() {
+            if self.forecast.reaches(goal) {
+                break;
+            }
+            let step = self.steps[index];
+            let victim = &self.victims.all[step.victim];
+            if !victim.dropped && victim.target == Some(step.target) {
+                self.retarget(step.victim, step.previous);
+                self.steps[index].undone = true;
             }
         }
     }

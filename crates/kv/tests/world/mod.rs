@@ -15,9 +15,15 @@ pub fn smollm2_pool(budget_bytes: usize) -> BlockPool {
         .unwrap()
 }
 
-/// A request with no limit of its own.
+/// A request that may go on for very long.
 pub fn request(request: u64, contract: Fidelity) -> SequenceConfig {
-    SequenceConfig { request, contract, priority: 0, trained_context: 1 << 20, max_tokens: None }
+    let trained_context = 1 << 20;
+    SequenceConfig { request, contract, priority: 0, trained_context, max_tokens: Some(1 << 40) }
+}
+
+/// What `sequence` will need: `tokens` more, `step_tokens` at a time, and no longer stretch.
+pub fn demand(sequence: &Sequence, tokens: usize, step_tokens: usize) -> Demand<'_> {
+    Demand { sequence, tokens, step_tokens, stretch_tokens: tokens }
 }
 
 /// The byte that fills the page of this block in this layer.
