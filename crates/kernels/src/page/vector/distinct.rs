@@ -34,16 +34,19 @@ pub(super) unsafe fn unit_sums<S: Simd>(
     first: usize,
     inverse: &[f32],
 ) -> [f32; LANES] {
-    std::array::from_fn(|channel| {
+    let mut sums = [0f32; LANES];
+    // Not by closure: one that is not inlined lacks the CPU features.
+    for (channel, sum) in sums.iter_mut().enumerate() {
         // SAFETY: as above.
         unsafe {
-            let mut sum = S::splat(0.0);
+            let mut lanes = S::splat(0.0);
             for token in (0..inverse.len()).step_by(LANES) {
                 let at = keys.index(token, first + channel);
                 let key = S::load_f16(keys.bytes.as_ptr().cast::<u16>().add(at));
-                sum = S::fma(key, S::load(inverse.as_ptr().add(token)), sum);
+                lanes = S::fma(key, S::load(inverse.as_ptr().add(token)), lanes);
             }
-            S::reduce_add(sum)
+            *sum = S::reduce_add(lanes);
         }
-    })
+    }
+    sums
 }

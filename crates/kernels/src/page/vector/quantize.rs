@@ -8,6 +8,47 @@ use crate::simd::LANES;
 use reef_kv::page::PartFormat;
 use std::arch::x86_64::*;
 
+// Closures would not do here: one that is not inlined lacks the CPU features, and then each intrinsic
+// in it is a call.
+
+/// Values to quantise, sixteen at a time.
+///
+/// # Safety
+/// The methods need the tier of `S` and a part that holds values `index..index + 16`.
+trait Values<S: PageLanes>: Copy {
+    /// Values from number `index` as halves.
+    /// # Safety
+    /// See the trait.
+    unsafe fn halves(self, index: usize) -> __m256i;
+}
+
+/// A part of f16 values.
+#[derive(Clone, Copy)]
+struct Halves(*const u8);
+
+impl<S: PageLanes> Values<S> for Halves {
+    #[inline(always)]
+    unsafe fn halves(self, index: usize) -> __m256i {
+        // SAFETY: the trait's contract.
+        unsafe { _mm256_loadu_si256(self.0.add(2 * index).cast()) }
+    }
+}
+
+/// A part of 8-bit floats, E4M3 or E5M2, and its scale.
+#[derive(Clone, Copy)]
+struct Floats8<const E4M3: bool>(*const u8, f32);
+
+impl<S: PageLanes, const E4M3: bool> Values<S> for Floats8<E4M3> {
+    #[inline(always)]
+    unsafe fn halves(self, index: usize) -> __m256i {
+        // SAFETY: the trait's contract.
+        unsafe {
+            let codes = _mm_loadu_si128(self.0.add(index).cast());
+            S::narrow(S::mul(fp8::decode::<S, E4M3>(codes), S::splat(self.1)))
+        }
+    }
+}
+
 /// # Safety
 /// Needs the tier of `S`; the offsets of `run` lie inside `src` and `dst`.
 #[inline(always)]
@@ -18,47 +59,33 @@ pub(super) unsafe fn quantize<S: PageLanes>(
 ) -> Result<(), NotFinite> {
     // SAFETY: the caller's contract.
     unsafe {
-        let source = src.as_ptr();
         match run.source {
-            Source::Halves { at } => {
-                let at = source.add(at);
-                quantize_width::<S>(run, |i| _mm256_loadu_si256(at.add(2 * i).cast()), dst)
+            Source::Halves { at } => quantize_width::<S, _>(run, Halves(src.as_ptr().add(at)), dst),
+            Source::Floats8 { at, format: Fp8::E4M3, scale } => {
+                quantize_width::<S, _>(run, Floats8::<true>(src.as_ptr().add(at), scale), dst)
             }
-            Source::Floats8 { at, format, scale } => {
-                let (at, scale) = (source.add(at), S::splat(scale));
-                let e4m3 = format == Fp8::E4M3;
-                let halves = |i| {
-                    let codes = _mm_loadu_si128(at.add(i).cast());
-                    let value = if e4m3 {
-                        fp8::decode::<S, true>(codes)
-                    } else {
-                        fp8::decode::<S, false>(codes)
-                    };
-                    S::narrow(S::mul(value, scale))
-                };
-                quantize_width::<S>(run, halves, dst)
+            Source::Floats8 { at, format: Fp8::E5M2, scale } => {
+                quantize_width::<S, _>(run, Floats8::<false>(src.as_ptr().add(at), scale), dst)
             }
         }
     }
 }
 
-/// `halves(i)`: sixteen values of the source part from number `i`.
-///
 /// # Safety
-/// As of [`quantize`].
+/// As of [`quantize`]; `values` are those of the source part.
 #[inline(always)]
-unsafe fn quantize_width<S: PageLanes>(
+unsafe fn quantize_width<S: PageLanes, V: Values<S>>(
     run: Run,
-    halves: impl Fn(usize) -> __m256i,
+    values: V,
     dst: &mut [u8],
 ) -> Result<(), NotFinite> {
     // SAFETY: the caller's contract.
     unsafe {
         match (run.width, run.target) {
-            (32, PartFormat::U4) => quantize_rows::<S, 2, true>(run, halves, dst),
-            (32, _) => quantize_rows::<S, 2, false>(run, halves, dst),
-            (_, PartFormat::U4) => quantize_rows::<S, 1, true>(run, halves, dst),
-            _ => quantize_rows::<S, 1, false>(run, halves, dst),
+            (32, PartFormat::U4) => quantize_rows::<S, V, 2, true>(run, values, dst),
+            (32, _) => quantize_rows::<S, V, 2, false>(run, values, dst),
+            (_, PartFormat::U4) => quantize_rows::<S, V, 1, true>(run, values, dst),
+            _ => quantize_rows::<S, V, 1, false>(run, values, dst),
         }
     }
 }
@@ -67,28 +94,26 @@ unsafe fn quantize_width<S: PageLanes>(
 /// once, then the codes.
 ///
 /// # Safety
-/// As of [`quantize`]; `run.width` is `VECTORS * 16`.
+/// As of [`quantize_width`]; `run.width` is `VECTORS * 16`.
 #[inline(always)]
-unsafe fn quantize_rows<S: PageLanes, const VECTORS: usize, const NIBBLES: bool>(
+unsafe fn quantize_rows<S: PageLanes, V: Values<S>, const VECTORS: usize, const NIBBLES: bool>(
     run: Run,
-    halves: impl Fn(usize) -> __m256i,
+    values: V,
     dst: &mut [u8],
 ) -> Result<(), NotFinite> {
-    let mut least = ORDER_OF_ZERO;
-    let mut most = ORDER_OF_ZERO;
+    let (mut least, mut most) = (ORDER_OF_ZERO, ORDER_OF_ZERO);
     for first in (0..run.rows).step_by(LANES) {
         let rows = LANES.min(run.rows - first);
-        let place = |row: usize| run.first + (first + row) * run.stride;
+        let start = run.first + first * run.stride;
         // Rows that are not there: all zeros.
         let (mut low, mut high) = ([ORDER_OF_ZERO; LANES], [ORDER_OF_ZERO; LANES]);
         // SAFETY: the caller's contract: all rows lie inside the source and target parts.
         unsafe {
             for row in 0..rows {
-                let at = place(row);
-                let vectors: [__m256i; VECTORS] = std::array::from_fn(|i| halves(at + i * LANES));
-                (low[row], high[row]) = extremes(vectors);
+                let extremes = extremes::<S, V, VECTORS>(values, start + row * run.stride);
+                (low[row], high[row]) = extremes;
             }
-            for row in 0..rows {
+            for row in 0..LANES {
                 least = least.min(low[row]);
                 most = most.max(high[row]);
             }
@@ -96,12 +121,13 @@ unsafe fn quantize_rows<S: PageLanes, const VECTORS: usize, const NIBBLES: bool>
             let codes = dst.as_mut_ptr().add(run.codes);
             for row in 0..rows {
                 let (min, inverse) = (S::splat(grid.minima[row]), S::splat(grid.inverse[row]));
-                let at = place(row);
-                let vectors: [__m128i; VECTORS] = std::array::from_fn(|i| {
-                    let value = S::widen(halves(at + i * LANES));
+                let at = start + row * run.stride;
+                let mut vectors = [_mm_setzero_si128(); VECTORS];
+                for (i, vector) in vectors.iter_mut().enumerate() {
+                    let value = S::widen(values.halves(at + i * LANES));
                     let code = S::mul(S::sub(value, min), inverse);
-                    S::code_bytes(S::min(code, S::splat(255.0)))
-                });
+                    *vector = S::code_bytes(S::min(code, S::splat(255.0)));
+                }
                 if NIBBLES {
                     store_nibbles(codes, at, vectors);
                 } else {
@@ -124,23 +150,25 @@ const ORDER_OF_LEAST: u16 = 0xfbff ^ 0xffff;
 /// Of 65504, `0x7bff`.
 const ORDER_OF_MOST: u16 = 0x7bff ^ 0x8000;
 
-/// Least and greatest of a row, as integers in the order of values.
+/// Least and greatest of the row from value `at`, as integers in the order of values.
 ///
 /// # Safety
-/// Needs AVX2.
+/// As of [`quantize_rows`].
 #[inline(always)]
-unsafe fn extremes<const VECTORS: usize>(vectors: [__m256i; VECTORS]) -> (u16, u16) {
-    // SAFETY: the caller has AVX2.
+unsafe fn extremes<S: PageLanes, V: Values<S>, const VECTORS: usize>(
+    values: V,
+    at: usize,
+) -> (u16, u16) {
+    // SAFETY: the caller's contract.
     unsafe {
-        let ordered = vectors.map(|halves| {
+        let (mut low, mut high) = (_mm256_set1_epi16(-1), _mm256_setzero_si256());
+        for i in 0..VECTORS {
+            let halves = values.halves(at + i * LANES);
             let negative = _mm256_srai_epi16::<15>(halves);
             let flips = _mm256_or_si256(negative, _mm256_set1_epi16(i16::MIN));
-            _mm256_xor_si256(halves, flips)
-        });
-        let (mut low, mut high) = (ordered[0], ordered[0]);
-        for vector in ordered {
-            low = _mm256_min_epu16(low, vector);
-            high = _mm256_max_epu16(high, vector);
+            let ordered = _mm256_xor_si256(halves, flips);
+            low = _mm256_min_epu16(low, ordered);
+            high = _mm256_max_epu16(high, ordered);
         }
         let low = _mm_min_epu16(_mm256_castsi256_si128(low), _mm256_extracti128_si256::<1>(low));
         let high = _mm_max_epu16(_mm256_castsi256_si128(high), _mm256_extracti128_si256::<1>(high));
@@ -268,13 +296,12 @@ unsafe fn shrunk(codes: __m256i) -> __m256i {
     // SAFETY: the caller has AVX2.
     unsafe {
         // 15 * code + 135 fits sixteen bits: even bytes, then odd ones, whose result stays where it is.
-        let scaled = |codes: __m256i| {
-            let sixteen = _mm256_slli_epi16::<4>(codes);
-            _mm256_add_epi16(_mm256_sub_epi16(sixteen, codes), _mm256_set1_epi16(135))
-        };
         let low_bytes = _mm256_set1_epi16(0xff);
-        let even = _mm256_srli_epi16::<8>(scaled(_mm256_and_si256(codes, low_bytes)));
-        let odd = scaled(_mm256_srli_epi16::<8>(codes));
+        let (fifteen, rounding) = (_mm256_set1_epi16(15), _mm256_set1_epi16(135));
+        let even = _mm256_mullo_epi16(_mm256_and_si256(codes, low_bytes), fifteen);
+        let even = _mm256_srli_epi16::<8>(_mm256_add_epi16(even, rounding));
+        let odd = _mm256_mullo_epi16(_mm256_srli_epi16::<8>(codes), fifteen);
+        let odd = _mm256_add_epi16(odd, rounding);
         _mm256_or_si256(even, _mm256_andnot_si256(low_bytes, odd))
     }
 }
