@@ -6,6 +6,7 @@
 pub mod admission;
 pub mod eval;
 pub mod logits;
+mod observe;
 pub mod profile;
 pub mod request;
 pub mod sampler;

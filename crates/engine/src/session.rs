@@ -2,7 +2,7 @@
 
 use reef_kernels::page::reencode;
 use reef_kernels::rows::for_each_row;
-use reef_kv::policy::{EvictionPolicy, Sinks};
+use reef_kv::policy::{EvictionPolicy, Observation, Sinks};
 use reef_kv::relief::ReliefError;
 use reef_kv::{
     BlockPool, ConfigError, Demand, EncodeJob, LedgerEntry, ReliefPlan, Sequence, SequenceConfig,
@@ -12,6 +12,7 @@ use reef_kv::{
 use reef_model::runner::{BatchError, BatchSequence, Compute, ModelRunner};
 
 use crate::admission::Refusal;
+use crate::observe::{KeyObserver, most_rows, observation, observe_masses};
 
 /// Tokens ahead for which relief makes room. Two blocks: late enough that a short request keeps its
 /// precision, early enough that blocks give way in batches.
@@ -89,6 +90,7 @@ pub struct Session<'a> {
     pool: &'a BlockPool,
     rules: &'a Rules,
     sequence: Sequence,
+    keys: KeyObserver,
     step: u64,
     reported: usize,
 }
@@ -96,7 +98,8 @@ pub struct Session<'a> {
 impl<'a> Session<'a> {
     /// An empty sequence in `pool`.
     pub fn new(pool: &'a BlockPool, rules: &'a Rules, config: SequenceConfig) -> Session<'a> {
-        Session { pool, rules, sequence: Sequence::new(pool, config), step: 0, reported: 0 }
+        let sequence = Sequence::new(pool, config);
+        Session { pool, rules, sequence, keys: KeyObserver::default(), step: 0, reported: 0 }
     }
 
     /// The sequence.
@@ -107,6 +110,15 @@ impl<'a> Session<'a> {
     /// Steps taken so far.
     pub fn step(&self) -> u64 {
         self.step
+    }
+
+    /// Most tokens to compute in one step, whatever fits: what observing them may take in memory.
+    pub fn most_tokens(&self) -> usize {
+        most_rows(&*self.rules.policy, &self.sequence)
+    }
+
+    fn observation(&self) -> Observation {
+        observation(&*self.rules.policy, &self.sequence)
     }
 
     /// Ledger entries written since the last call.
@@ -135,7 +147,10 @@ impl<'a> Session<'a> {
     ) -> Result<(), EngineError> {
         Session::probe_all(runner, sessions, tokens)?;
         let share = tokens.len() / sessions.len().max(1);
-        for session in sessions {
+        for (place, session) in sessions.iter_mut().enumerate() {
+            if let Observation::AttentionMass { decay } = session.observation() {
+                observe_masses(runner, place, &mut session.sequence, decay);
+            }
             session.commit(runner.compute(), share)?;
         }
         Ok(())
@@ -166,7 +181,7 @@ impl<'a> Session<'a> {
                 tokens,
                 first_position: session.sequence.next_position() as u32,
                 view: session.sequence.view(),
-                observe: false,
+                observe: matches!(session.observation(), Observation::AttentionMass { .. }),
             })
             .collect();
         let fence = pool.begin_step();
@@ -192,9 +207,13 @@ impl<'a> Session<'a> {
         self.carry_out(compute, &plan)
     }
 
-    /// Accepts the step's tokens and brings newly sealed blocks to their format.
+    /// Accepts the step's tokens, has newly sealed blocks scored and brings them to their format.
     fn commit(&mut self, compute: &Compute, tokens: usize) -> Result<(), EngineError> {
+        let before = self.sequence.next_position();
         self.sequence.commit(tokens);
+        if self.observation() == Observation::Keys {
+            self.keys.observe(compute, &mut self.sequence, before);
+        }
         let Rules { format_at_seal, sink_tokens, tail_tokens, .. } = *self.rules;
         let sealed = plan_format_at_seal(&self.sequence, format_at_seal, sink_tokens, tail_tokens);
         self.carry_out(compute, &sealed)?;

@@ -221,7 +221,7 @@ fn prefill(
 ) -> Result<ControlFlow<FinishReason, usize>, EngineError> {
     let (mut done, mut chunk, mut rows) = (0, prefill_chunk(session.sequence().pool()), 0);
     while done < prompt.len() {
-        rows = chunk.min(prompt.len() - done);
+        rows = chunk.min(session.most_tokens()).min(prompt.len() - done);
         match session.advance(runner, &prompt[done..done + rows]) {
             Err(EngineError::Shortage(_)) if chunk > 1 => {
                 chunk /= 2;
