@@ -23,6 +23,9 @@ pub struct ModelArgs {
     /// Precision of the activations that meet quantised weights; f32 is the slow reference
     #[arg(long, value_enum, default_value_t = ActivationsArg::Int8)]
     activations: ActivationsArg,
+    /// Turn keys by a Hadamard matrix when they are written, queries to match
+    #[arg(long, value_enum, default_value_t = KeyRotationArg::None)]
+    key_rotation: KeyRotationArg,
     /// Tokens of a KV block
     #[arg(long, value_name = "16|32|64|128", default_value = "32", value_parser = parse_block_size)]
     pub block_size: usize,
@@ -35,6 +38,15 @@ enum ActivationsArg {
     Int8,
     /// 32-bit floats
     F32,
+}
+
+/// Values of `--key-rotation`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum KeyRotationArg {
+    /// As the rope left them
+    None,
+    /// Normalized Walsh-Hadamard matrix of each head
+    Hadamard,
 }
 
 fn parse_block_size(text: &str) -> Result<usize, String> {
@@ -70,7 +82,10 @@ impl ModelArgs {
             tier: cpu_tier()?,
             activations,
             block_size: self.block_size,
-            key_rotation: KeyRotation::None,
+            key_rotation: match self.key_rotation {
+                KeyRotationArg::None => KeyRotation::None,
+                KeyRotationArg::Hadamard => KeyRotation::Hadamard,
+            },
         };
         Ok(ModelRunner::load(gguf, options)?)
     }

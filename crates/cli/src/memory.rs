@@ -26,6 +26,11 @@ pub fn peak_resident_bytes() -> Option<u64> {
     field_kib(&fs::read_to_string("/proc/self/status").ok()?, "VmHWM:")
 }
 
+/// The memory this process has resident now, in bytes; `None` where the system does not say.
+pub fn resident_bytes() -> Option<u64> {
+    field_kib(&fs::read_to_string("/proc/self/status").ok()?, "VmRSS:")
+}
+
 /// The CPU's name, where the system says it.
 pub fn cpu_name() -> Option<String> {
     let text = fs::read_to_string("/proc/cpuinfo").ok()?;

@@ -111,11 +111,11 @@ pub fn greedy(logits: &[f32]) -> u32 {
 
 /// Steele, Lea, Flood: "Fast splittable pseudorandom number generators" (OOPSLA 2014).
 #[derive(Clone, Copy, Debug)]
-struct SplitMix64(u64);
+pub(crate) struct SplitMix64(pub(crate) u64);
 
 impl SplitMix64 {
     /// Uniform in [0, 1) with 53 bits.
-    fn unit(&mut self) -> f64 {
+    pub(crate) fn unit(&mut self) -> f64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -5,8 +5,8 @@ use reef_kv::{BlockPool, Fidelity, SequenceConfig};
 use reef_model::runner::ModelRunner;
 
 use crate::eval::divergence::{ReferenceRow, RowScore, nll};
+use crate::eval::lanes::{Lanes, endless};
 use crate::session::{EngineError, Rules, Session};
-use crate::step::{roomy_config, with_pinned};
 
 /// What to score and under which treatment of KV memory.
 pub struct ScoreOptions {
@@ -25,12 +25,8 @@ pub struct ScoreOptions {
 pub struct Scoring<'a> {
     /// Tokens of a window, as in [`ScoreOptions::context`].
     pub context: usize,
-    /// Tokens of a block; as the runner was loaded with.
-    pub block_size: usize,
     /// The treatments.
-    pub treatments: &'a [Rules],
-    /// Layers (index in the model) whose pages stay f16 under every treatment.
-    pub pinned_layers: &'a [usize],
+    pub lanes: Lanes<'a>,
     /// Score the same tokens with untouched f16 KV too, once, and compare each treatment with it.
     pub compare: bool,
 }
@@ -76,9 +72,11 @@ pub fn score(
 ) -> Result<ScoreSummary, EngineError> {
     let scoring = Scoring {
         context: options.context,
-        block_size: options.block_size,
-        treatments: std::slice::from_ref(&options.rules),
-        pinned_layers: &[],
+        lanes: Lanes {
+            block_size: options.block_size,
+            treatments: std::slice::from_ref(&options.rules),
+            pinned_layers: &[],
+        },
         compare: options.compare,
     };
     let summaries = score_together(runner, ids, &scoring, &mut |_, scored| sink(scored))?;
@@ -90,7 +88,7 @@ pub fn score(
 ///
 /// Tokens are computed a block at a time, so that a row attends sealed blocks in their final format and
 /// its own block in f16, exactly as in decode; what is dropped is decided before each block. A row's
-/// bits do not depend on the batch, so a treatment's scores do not depend on its neighbours.
+/// bits do not depend on the batch, so a treatment's scores do not depend on its neighbors.
 ///
 /// # Errors
 /// A token outside the vocabulary, a pinned layer that the model does not have, logits that are not
@@ -102,22 +100,23 @@ pub fn score_together(
     sink: &mut ScoreSink<'_>,
 ) -> Result<Vec<ScoreSummary>, EngineError> {
     runner.check_tokens(ids)?; // a target is looked up a block before it is computed
-    let mut summaries = vec![ScoreSummary::default(); scoring.treatments.len()];
+    let mut summaries = vec![ScoreSummary::default(); scoring.lanes.treatments.len()];
+    let mut scorer = RowScorer::new(summaries.len(), scoring.compare);
     for (window, tokens) in ids.chunks(scoring.context).enumerate() {
-        let pool = scoring.pool(runner, tokens.len())?;
+        let pool = scoring.lanes.pool(runner, tokens.len(), usize::from(scoring.compare))?;
         let plain = Rules::default();
-        let mut lanes = scoring.lanes(runner, &pool, &plain, tokens.len());
-        let mut batch = Batch { scoring, start: window * scoring.context, rows: Rows::default() };
-        for (block, chunk) in tokens.chunks(scoring.block_size).enumerate() {
-            let repeated = chunk.repeat(lanes.len());
-            Session::advance_all(runner, &mut lanes, &repeated)?;
-            let first = block * scoring.block_size;
+        let mut sessions = scoring.sessions(runner, &pool, &plain, tokens.len());
+        for (block, chunk) in tokens.chunks(scoring.lanes.block_size).enumerate() {
+            let repeated = chunk.repeat(sessions.len());
+            Session::advance_all(runner, &mut sessions, &repeated)?;
+            let first = block * scoring.lanes.block_size;
             let targets = &tokens[first + 1..tokens.len().min(first + chunk.len() + 1)];
-            batch.score(runner, first, chunk.len(), targets, sink)?;
+            let first_target = window * scoring.context + first + 1;
+            scorer.score(runner, chunk.len(), targets, first_target, sink)?;
         }
-        let treated = &lanes[usize::from(scoring.compare)..];
-        for (summary, lane) in summaries.iter_mut().zip(treated) {
-            let usage = lane.sequence().usage();
+        let treated = &sessions[usize::from(scoring.compare)..];
+        for (summary, session) in summaries.iter_mut().zip(treated) {
+            let usage = session.sequence().usage();
             summary.dropped_tokens += usage.dropped_tokens;
             if window == 0 {
                 summary.held_bytes_per_token = usage.held_bytes as f64 / tokens.len() as f64;
@@ -128,86 +127,63 @@ pub fn score_together(
 }
 
 impl Scoring<'_> {
-    /// A pool for all sequences of a window of `tokens` tokens.
-    fn pool(&self, runner: &ModelRunner, tokens: usize) -> Result<BlockPool, EngineError> {
-        let kept = |rules: &Rules| {
-            let kept = rules.token_budget.map_or(tokens, |most| most.min(tokens));
-            kept.next_multiple_of(self.block_size) + 2 * self.block_size
-        };
-        let mut held: usize = self.treatments.iter().map(kept).sum();
-        if self.compare {
-            held += tokens.next_multiple_of(self.block_size);
-        }
-        let config = roomy_config(runner.spec(), self.block_size, held);
-        Ok(BlockPool::new(with_pinned(config, runner.spec(), self.pinned_layers)?)?)
-    }
-
     /// Sequences of at most `tokens` tokens: untouched f16 KV first where compared, then each treatment.
-    fn lanes<'b>(
+    fn sessions<'b>(
         &'b self,
         runner: &ModelRunner,
         pool: &'b BlockPool,
         plain: &'b Rules,
         tokens: usize,
     ) -> Vec<Session<'b>> {
-        let config = |request: usize, contract| SequenceConfig {
-            request: request as u64,
-            contract,
-            priority: 0,
-            trained_context: runner.spec().trained_context,
-            max_tokens: Some(tokens),
-        };
-        let count = self.treatments.len();
-        let reference =
-            self.compare.then(|| Session::new(pool, plain, config(count, Fidelity::Exact)));
-        let treated = self.treatments.iter().enumerate().map(|(index, rules)| {
-            // Only drops need the loosest contract; what is kept must not give way to anything else.
-            Session::new(pool, rules, config(index, Fidelity::Evict))
-        });
-        reference.into_iter().chain(treated).collect()
+        let config = endless(runner, self.lanes.treatments.len(), tokens);
+        let exact = SequenceConfig { contract: Fidelity::Exact, ..config };
+        let reference = self.compare.then(|| Session::new(pool, plain, exact));
+        reference.into_iter().chain(self.lanes.sessions(runner, pool, tokens)).collect()
     }
 }
 
-/// The rows of one block, of every sequence of a window.
-struct Batch<'a> {
-    scoring: &'a Scoring<'a>,
-    /// Index in the text of the window's first token.
-    start: usize,
-    rows: Rows,
-}
-
-/// Buffers of a block's rows.
+/// Scores the rows of a block for several sequences of a batch, and keeps the buffers for it.
 #[derive(Default)]
-struct Rows {
+pub(crate) struct RowScorer {
+    /// Treatments; their sequences follow that of f16 KV in the batch.
+    pub treatments: usize,
+    /// Whether the batch begins with a sequence of f16 KV, to be compared with.
+    pub compare: bool,
     reference: Vec<f32>,
     probabilities: Vec<f32>,
     logits: Vec<f32>,
 }
 
-impl Batch<'_> {
-    /// Scores the last pass: `rows` tokens per sequence from token `first` of the window on, whose next
-    /// tokens are `targets` (one fewer at the window's end).
-    fn score(
+impl RowScorer {
+    pub fn new(treatments: usize, compare: bool) -> RowScorer {
+        RowScorer { treatments, compare, ..RowScorer::default() }
+    }
+
+    /// Scores the last pass: `rows` tokens per sequence, whose next tokens are `targets` (one fewer at
+    /// a window's end), the first of them token `first_target` of the text.
+    pub fn score(
         &mut self,
         runner: &mut ModelRunner,
-        first: usize,
         rows: usize,
         targets: &[u32],
+        first_target: usize,
         sink: &mut ScoreSink<'_>,
     ) -> Result<(), EngineError> {
-        let Rows { reference, probabilities, logits } = &mut self.rows;
-        let compare = usize::from(self.scoring.compare);
-        let of_lane = |lane: usize| -> Vec<usize> {
-            (lane * rows..lane * rows + targets.len()).collect()
-        };
+        let RowScorer { treatments, compare, reference, probabilities, logits } = self;
+        let compare = usize::from(*compare);
+        let of_lane =
+            |lane: usize| -> Vec<usize> { (lane * rows..lane * rows + targets.len()).collect() };
         let width = runner.spec().vocabulary;
         let mut expected: Vec<Option<ReferenceRow>> = targets.iter().map(|_| None).collect();
+        if targets.is_empty() {
+            return Ok(());
+        }
         if compare == 1 {
             copy_into(reference, runner.logits(&of_lane(0)));
             probabilities.resize(reference.len(), 0.0);
             read_reference(runner, (reference, width), targets, &mut expected, probabilities);
         }
-        for treatment in 0..self.scoring.treatments.len() {
+        for treatment in 0..*treatments {
             copy_into(logits, runner.logits(&of_lane(compare + treatment)));
             let mut scores = vec![RowScore::default(); targets.len()];
             let pool = &runner.compute().pool;
@@ -215,15 +191,14 @@ impl Batch<'_> {
                 let at = row * width..(row + 1) * width;
                 let (logits, target) = (&logits[at.clone()], targets[row]);
                 score[0] = match &expected[row] {
-                    Some(expected) => {
-                        let of_reference = (&reference[at.clone()], &probabilities[at]);
-                        expected.compare(of_reference.0, of_reference.1, logits, target)
+                    Some(row) => {
+                        row.compare(&reference[at.clone()], &probabilities[at], logits, target)
                     }
                     None => RowScore { nll: nll(logits, target), ..RowScore::default() },
                 };
             });
             for (row, (score, expected)) in scores.iter().zip(&expected).enumerate() {
-                let index = self.start + first + row + 1;
+                let index = first_target + row;
                 if !score.nll.is_finite() {
                     return Err(EngineError::NotFinite { tokens: index });
                 }

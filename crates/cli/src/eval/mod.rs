@@ -1,8 +1,15 @@
 //! `reef eval`: what a KV format or policy does to the model's answers.
 
 mod ids;
+mod kld;
+mod ladder;
 mod logits;
 mod ppl;
+mod recall;
+mod stream;
+mod table;
+mod text;
+mod treatment;
 
 /// Measure what a KV format or policy does to the model's answers
 #[derive(clap::Args)]
@@ -15,6 +22,14 @@ pub struct Args {
 enum Measure {
     /// Likelihood of a text, teacher-forced through the pages that generation uses
     Ppl(ppl::Args),
+    /// How far KV formats are from f16 KV: divergence, agreement, perplexity
+    Kld(kld::Args),
+    /// Whether values told earlier are still found after compression
+    Recall(recall::Args),
+    /// Blocks that become smaller in the middle of a text, against f16 and small from the start
+    Ladder(ladder::Args),
+    /// A very long text in a fixed budget, past the trained context
+    Stream(stream::Args),
     /// Logits of a list of token ids, in the format of llama.cpp's goldens
     Logits(logits::Args),
 }
@@ -23,6 +38,10 @@ enum Measure {
 pub fn run(args: Args) -> anyhow::Result<()> {
     match args.measure {
         Measure::Ppl(args) => ppl::run(args),
+        Measure::Kld(args) => kld::run(args),
+        Measure::Recall(args) => recall::run(args),
+        Measure::Ladder(args) => ladder::run(args),
+        Measure::Stream(args) => stream::run(args),
         Measure::Logits(args) => logits::run(args),
     }
 }

@@ -48,7 +48,8 @@ impl ReferenceRow {
     ) -> RowScore {
         let normalizer = log_sum_exp(logits);
         let terms = reference.iter().zip(logits).zip(probabilities);
-        let shift: f64 = terms.map(|((r, l), p)| f64::from(*p) * (f64::from(*r) - f64::from(*l))).sum();
+        let shift: f64 =
+            terms.map(|((r, l), p)| f64::from(*p) * (f64::from(*r) - f64::from(*l))).sum();
         RowScore {
             nll: normalizer - f64::from(logits[target as usize]),
             kld: (shift - (self.normalizer - normalizer)).max(0.0),

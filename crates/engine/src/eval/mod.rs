@@ -4,11 +4,17 @@
 //! first token of a window is not scored, and a question is asked after what it asks about was
 //! compressed.
 
-pub(crate) mod divergence;
 pub mod comparison;
+pub mod descent;
+pub(crate) mod divergence;
+pub mod lanes;
+pub mod re_encoded;
+pub mod recall;
 pub mod statistics;
+pub mod stream;
 pub mod treatment;
 
 pub use comparison::Comparison;
+pub use lanes::Lanes;
 pub use statistics::Interval;
 pub use treatment::{Eviction, Treatment};

@@ -178,7 +178,10 @@ mod tests {
     #[test]
     fn quantiles_are_nearest_ranks() {
         let values: Vec<f64> = (1..=100).rev().map(f64::from).collect();
-        assert_eq!([0.0, 0.5, 0.99, 1.0].map(|share| quantile(&values, share)), [1.0, 50.0, 99.0, 100.0]);
+        assert_eq!(
+            [0.0, 0.5, 0.99, 1.0].map(|share| quantile(&values, share)),
+            [1.0, 50.0, 99.0, 100.0]
+        );
         assert_eq!(quantile(&[], 0.5), 0.0);
     }
 }

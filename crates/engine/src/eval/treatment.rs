@@ -1,12 +1,10 @@
 //! What is done to a sequence's KV memory in a measurement.
 
+use reef_kv::TAIL_TOKENS;
 use reef_kv::page::PageFormat;
 use reef_kv::policy::{self, PolicyOptions, UnknownPolicy};
-use reef_kv::{BlockPool, Fidelity, SequenceConfig, TAIL_TOKENS};
-use reef_model::runner::ModelRunner;
 
-use crate::session::{EngineError, Rules};
-use crate::step::{roomy_config, with_pinned};
+use crate::session::Rules;
 
 /// What is dropped, and how much is kept.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,21 +26,13 @@ pub struct Treatment {
     pub sink_tokens: usize,
     /// Tokens at the end that stay f16.
     pub tail_tokens: usize,
-    /// Layers (index in the model) that stay f16.
-    pub pinned_layers: Vec<usize>,
     /// What is dropped, if anything.
     pub eviction: Option<Eviction>,
 }
 
 impl Default for Treatment {
     fn default() -> Treatment {
-        Treatment {
-            format: PageFormat::F16,
-            sink_tokens: 0,
-            tail_tokens: 0,
-            pinned_layers: Vec::new(),
-            eviction: None,
-        }
+        Treatment { format: PageFormat::F16, sink_tokens: 0, tail_tokens: 0, eviction: None }
     }
 }
 
@@ -85,32 +75,6 @@ impl Treatment {
             rules.policy = policy::by_name(policy, &options)?;
         }
         Ok(rules)
-    }
-
-    /// A pool in which this treatment of `tokens` tokens never meets relief from demand.
-    ///
-    /// # Errors
-    /// A layer that the model does not have; memory that the system does not give.
-    pub fn pool(
-        &self,
-        runner: &ModelRunner,
-        block_size: usize,
-        tokens: usize,
-    ) -> Result<BlockPool, EngineError> {
-        let kept = self.eviction.as_ref().map_or(tokens, |e| e.budget_tokens.min(tokens));
-        let config = roomy_config(runner.spec(), block_size, kept);
-        Ok(BlockPool::new(with_pinned(config, runner.spec(), &self.pinned_layers)?)?)
-    }
-}
-
-/// A sequence of at most `tokens` tokens that may be treated in any way.
-pub(super) fn sequence_config(runner: &ModelRunner, tokens: usize) -> SequenceConfig {
-    SequenceConfig {
-        request: 0,
-        contract: Fidelity::Evict,
-        priority: 0,
-        trained_context: runner.spec().trained_context,
-        max_tokens: Some(tokens),
     }
 }
 
