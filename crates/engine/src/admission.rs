@@ -1,7 +1,7 @@
 //! Whether a request can be served, before it starts: bytes needed under its lowest permitted rung.
 
 use reef_kv::page::PageFormat;
-use reef_kv::{BlockPool, Fidelity, Ladder, Rung, minimum_budget_bytes};
+use reef_kv::{BlockPool, Fidelity, PoolConfig, Rung, minimum_budget_bytes};
 
 use crate::request::Request;
 use crate::session::Rules;
@@ -76,6 +76,19 @@ pub enum Refusal {
         /// What stands in the way: the contract or the ladder.
         what: String,
     },
+    /// A limit of kept tokens below what the policy never drops.
+    #[error(
+        "at most {tokens} tokens are to be kept, but policy `{policy}` needs {least}: what it never drops \
+         and the block being computed; raise the limit"
+    )]
+    TokenBudgetTooSmall {
+        /// The limit in tokens.
+        tokens: usize,
+        /// The policy's name.
+        policy: &'static str,
+        /// Tokens needed.
+        least: usize,
+    },
     /// A pinned layer that the model does not have.
     #[error("pinned layer {layer} is not one of the model's {layers} layers: name layers from 0")]
     PinnedLayer {
@@ -99,12 +112,16 @@ pub enum Refusal {
     },
 }
 
-/// Checks that the treatment asked for by `rules` is one that `contract` permits and `ladder` has a rung
-/// for: nothing that was asked for is quietly left undone.
+/// Checks that the treatment asked for by `rules` is one that `contract` permits and the pool's ladder
+/// has a rung for: nothing that was asked for is quietly left undone.
 ///
 /// # Errors
 /// A [`Refusal`] that names the two and the mend.
-pub fn check_rules(rules: &Rules, ladder: &Ladder, contract: Fidelity) -> Result<(), Refusal> {
+pub fn check_rules(
+    rules: &Rules,
+    config: &PoolConfig,
+    contract: Fidelity,
+) -> Result<(), Refusal> {
     let format = rules.format_at_seal;
     if !contract.permits_format(format) {
         let permits = |looser: &Fidelity| looser.permits_format(format);
@@ -115,8 +132,13 @@ pub fn check_rules(rules: &Rules, ladder: &Ladder, contract: Fidelity) -> Result
     if !contract.permits(Rung::Evict) {
         return Err(Refusal::TokenBudget { tokens, what: format!("`{}`", contract.name()) });
     }
-    if !ladder.permits(contract, Rung::Evict) {
+    if !config.ladder.permits(contract, Rung::Evict) {
         return Err(Refusal::TokenBudget { tokens, what: "a ladder without `evict`".into() });
+    }
+    let least = rules.protected_tokens(config.block_size()) + config.block_size();
+    if tokens < least {
+        let policy = rules.policy.name();
+        return Err(Refusal::TokenBudgetTooSmall { tokens, policy, least });
     }
     Ok(())
 }
@@ -136,7 +158,7 @@ pub fn admit(
     }
     request.sampling.check().map_err(Refusal::Sampling)?;
     let contract = request.fidelity;
-    check_rules(rules, &pool.config().ladder, contract)?;
+    check_rules(rules, pool.config(), contract)?;
     let budget_bytes = pool.config().budget_bytes;
     let minimum_bytes = minimum_budget_bytes(pool.config(), contract);
     if budget_bytes < minimum_bytes {

@@ -2,7 +2,7 @@
 
 use reef_kernels::page::reencode;
 use reef_kernels::rows::for_each_row;
-use reef_kv::policy::{EvictionPolicy, Observation, Sinks};
+use reef_kv::policy::{EvictionPolicy, Observation, Protection, Sinks};
 use reef_kv::relief::ReliefError;
 use reef_kv::{
     BlockPool, ConfigError, Demand, EncodeJob, LedgerEntry, ReliefPlan, Sequence, SequenceConfig,
@@ -85,6 +85,18 @@ impl Default for Rules {
     }
 }
 
+impl Rules {
+    /// Tokens that the policy never drops, the block being computed apart, marked spans left out.
+    pub(crate) fn protected_tokens(&self, block_size: usize) -> usize {
+        match self.policy.protection() {
+            Protection::SinksTailAndKept { tail_tokens } => {
+                block_size + tail_tokens.next_multiple_of(block_size)
+            }
+            Protection::OpenBlocksOnly => 0,
+        }
+    }
+}
+
 /// One sequence being computed.
 pub struct Session<'a> {
     pool: &'a BlockPool,
@@ -112,9 +124,14 @@ impl<'a> Session<'a> {
         self.step
     }
 
-    /// Most tokens to compute in one step, whatever fits: what observing them may take in memory.
+    /// Most tokens to compute in one step, whatever fits in the pool: so many that a token budget is kept
+    /// to, and that observing them takes bounded memory. At least 1.
     pub fn most_tokens(&self) -> usize {
-        most_rows(&*self.rules.policy, &self.sequence)
+        let block_size = self.pool.config().block_size();
+        let protected = self.rules.protected_tokens(block_size);
+        let budget = self.rules.token_budget.unwrap_or(usize::MAX);
+        let incoming = budget.saturating_sub(protected) / block_size * block_size;
+        incoming.max(1).min(most_rows(&*self.rules.policy, &self.sequence))
     }
 
     fn observation(&self) -> Observation {

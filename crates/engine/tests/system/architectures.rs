@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use reef_engine::session::{Rules, Session};
 use reef_kernels::dispatch::Tier;
 use reef_kv::Fidelity;
-use reef_kv::policy::Sinks;
+use reef_kv::policy::{NAMES, PolicyOptions, by_name};
 use reef_model::runner::{Activations, ModelRunner, RunnerOptions};
 
 use super::support::drive::{endless, logits_in_chunks, roomy_pool};
@@ -101,31 +101,37 @@ fn the_comparison_sees_small_faults() {
 }
 
 /// Blocks are dropped and positions turn relative on the way: every row must see exactly what the
-/// plain forward pass sees that leaves the dropped tokens out and closes the gaps they left.
-fn check_eviction(tiny: Tiny, trained_context: usize, expect_relative: bool) {
+/// plain forward pass sees that leaves the dropped tokens out, layer by layer, and closes the gaps they
+/// left.
+fn check_eviction(tiny: Tiny, policy: &str, trained_context: usize, expect_relative: bool) {
     let model = tiny.build();
     let ids = Random(11).tokens(330, tiny.vocabulary);
     let mut runner = model.runner(options(Activations::F32));
-    let (found, seen) = run_with_budget(&mut runner, &ids, trained_context, expect_relative);
-    let sight = |row: usize, token: usize| {
-        let shift = seen.get(&(row / BLOCK_SIZE, token / BLOCK_SIZE)).copied();
+    let (found, seen) = run_with_budget(&mut runner, &ids, policy, trained_context);
+    let sight = |layer: usize, row: usize, token: usize| {
+        let shift = seen.get(&(layer, row / BLOCK_SIZE, token / BLOCK_SIZE)).copied();
         shift.filter(|_| token <= row)
     };
     let expected = reference::logits(&model, &ids, &sight);
-    assert_close(&found, &expected, &format!("{tiny:?}"));
-    let dropped = (0..10).filter(|block| !seen.contains_key(&(10, *block))).count();
-    assert!(dropped >= 5, "only {dropped} blocks are out of sight of the last row");
+    assert_close(&found, &expected, &format!("{policy} on {tiny:?}"));
+    let last_full = (0..tiny.layers).rev().find(|layer| !tiny.is_local(*layer)).unwrap();
+    let dropped = (0..10).filter(|block| !seen.contains_key(&(last_full, 10, *block))).count();
+    assert!(dropped >= 5, "{policy}: only {dropped} blocks are out of sight of the last row");
+    assert_eq!(seen.values().any(|shift| *shift > 0), expect_relative, "{policy}");
 }
 
-/// Logits with 160 tokens kept, and what was seen: (block of a row, block of a token) → shift.
+/// (layer of the model, block of a row, block of a token) → shift, of what was seen.
+type Seen = HashMap<(usize, usize, usize), usize>;
+
+/// Logits with 160 tokens kept, and what each row of full layers saw.
 fn run_with_budget(
     runner: &mut ModelRunner,
     ids: &[u32],
+    policy: &str,
     trained_context: usize,
-    expect_relative: bool,
-) -> (Vec<f32>, HashMap<(usize, usize), usize>) {
+) -> (Vec<f32>, Seen) {
     let rules = Rules {
-        policy: Box::new(Sinks { tail_tokens: 0 }),
+        policy: by_name(policy, &PolicyOptions { tail_tokens: 0, seed: 5 }).unwrap(),
         token_budget: Some(160),
         ..Rules::default()
     };
@@ -136,28 +142,41 @@ fn run_with_budget(
         session.advance(runner, tokens).unwrap();
         let rows: Vec<usize> = (0..tokens.len()).collect();
         logits.extend_from_slice(runner.logits(&rows));
-        let view = &session.sequence().view().groups[0];
-        for page in &view.layers[0] {
-            let shift = view.shifts[usize::from(page.run)] as usize;
-            seen.insert((block, page.first as usize / BLOCK_SIZE), shift);
+        let groups = session.sequence().view().groups.iter().zip(&runner.spec().groups);
+        for (view, spec) in groups.filter(|(_, spec)| spec.window.is_none()) {
+            for ((pages, runs), layer) in view.layers.iter().zip(&view.runs).zip(&spec.layers) {
+                for page in pages {
+                    let shift = view.shifts[runs[usize::from(page.run)] as usize] as usize;
+                    seen.insert((*layer, block, page.first as usize / BLOCK_SIZE), shift);
+                }
+            }
         }
     }
-    assert_eq!(session.sequence().positions_are_relative(), expect_relative);
-    assert_eq!(seen.values().any(|shift| *shift > 0), expect_relative);
     (logits, seen)
 }
 
 #[test]
 fn dropped_blocks_are_out_of_sight() {
-    check_eviction(Tiny::new("llama"), 4096, false);
-    check_eviction(Tiny::new("gemma3"), 4096, false);
+    for policy in NAMES {
+        check_eviction(Tiny::new("llama"), policy, 4096, false);
+        check_eviction(Tiny::new("gemma3"), policy, 4096, false);
+    }
 }
 
 #[test]
 fn relative_positions_close_the_gaps_of_dropped_blocks() {
-    check_eviction(Tiny::new("llama"), 200, true);
-    check_eviction(Tiny { scaling: Scaling::Yarn(4.0, 64), ..Tiny::new("qwen3") }, 200, true);
-    check_eviction(Tiny::new("gemma3"), 200, true);
+    for policy in NAMES.into_iter().filter(|policy| *policy != "window") {
+        check_eviction(Tiny::new("llama"), policy, 200, true);
+        check_eviction(
+            Tiny { scaling: Scaling::Yarn(4.0, 64), ..Tiny::new("qwen3") },
+            policy,
+            200,
+            true,
+        );
+        check_eviction(Tiny { layers: 6, ..Tiny::new("gemma3") }, policy, 200, true);
+    }
+    // What a window keeps is one run: nothing needs a shift.
+    check_eviction(Tiny::new("llama"), "window", 200, false);
 }
 
 /// Int8 activations and weights stay near the same reference.

@@ -2,12 +2,12 @@
 
 use super::tiny::{EPSILON, ROPE_BASE, SOFTCAP, Scaling, Tiny, TinyModel};
 
-/// What a row of a full layer sees of a token: `None` if nothing, else by how many tokens the row's
-/// query appears shifted back for it.
-pub type Sight<'a> = dyn Fn(usize, usize) -> Option<usize> + 'a;
+/// What a row of a full layer (layer, row, token) sees of a token: `None` if nothing, else by how many
+/// tokens the row's query appears shifted back for it.
+pub type Sight<'a> = dyn Fn(usize, usize, usize) -> Option<usize> + 'a;
 
 /// Every row sees every token up to itself.
-pub fn causal(row: usize, token: usize) -> Option<usize> {
+pub fn causal(_layer: usize, row: usize, token: usize) -> Option<usize> {
     (token <= row).then_some(0)
 }
 
@@ -133,7 +133,7 @@ fn attention(model: &TinyModel, layer: usize, x: &[Vec<f64>], sight: &Sight<'_>)
         let seen: Vec<(usize, usize)> = (0..=row)
             .filter_map(|token| match tiny.is_local(layer) {
                 true => (token + tiny.window > row).then_some((token, 0)),
-                false => sight(row, token).map(|shift| (token, shift)),
+                false => sight(layer, row, token).map(|shift| (token, shift)),
             })
             .collect();
         let mut attended = Vec::with_capacity(tiny.heads * dim);
