@@ -42,6 +42,11 @@ impl<'a> Forecast<'a> {
         self.used[class] = pages;
     }
 
+    /// Spans in use once everything is compacted.
+    pub(super) fn spans(&self) -> usize {
+        self.spans
+    }
+
     /// Whether `goal` is reached.
     pub(super) fn reaches(&self, goal: Goal<'_>) -> bool {
         let geometry = &self.shared.geometry;

@@ -5,7 +5,7 @@
 //! taken back, the last first. *Order*: the re-encodes are put in an order that can be carried out page
 //! by page within the free spans. All are linear in blocks but for one sort per stage.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashSet, VecDeque};
 
 use super::demand::{blocks_over_context, demand_pages};
 use super::drops::{DropTarget, blocks_prefix, drop_order, for_each_dropped_page};
@@ -398,6 +398,46 @@ impl<'a> Planner<'a> {
     }
 }
 
+/// One re-encode, and the pages it changes.
+#[derive(Clone)]
+struct Encode {
+    victim: usize,
+    group: usize,
+    target: PageFormat,
+    pages: ByFormat<usize>,
+}
+
+/// The next re-encodes to carry out, taken out of `kinds` (by source and target format) and entered in
+/// `forecast`: of the first kind that gives back at least as many spans as it takes, the shortest run that
+/// does. So one empty span is enough to begin with, and it is there again after each run. Where no kind
+/// does, one re-encode that finds room. `None`: none does, or all are done.
+fn next_encodes(
+    forecast: &mut Forecast<'_>,
+    kinds: &mut BTreeMap<(Option<PageFormat>, PageFormat), VecDeque<Encode>>,
+) -> Option<Vec<Encode>> {
+    let mut alone = None;
+    for (kind, encodes) in &mut *kinds {
+        let mut trial = forecast.clone();
+        let mut run = 0;
+        let mut pays = false;
+        while let (false, Some(next)) = (pays, encodes.get(run)) {
+            if !trial.encode(next.group, &next.pages, next.target) {
+                break;
+            }
+            run += 1;
+            pays = trial.spans() <= forecast.spans();
+        }
+        if pays {
+            *forecast = trial;
+            return Some(encodes.drain(..run).collect());
+        }
+        alone = alone.or((run > 0).then_some(*kind));
+    }
+    let next = kinds.get_mut(&alone?)?.pop_front()?;
+    forecast.encode(next.group, &next.pages, next.target);
+    Some(vec![next])
+}
+
 /// Puts the planned re-encodes of `order` behind `moves`, as far as each finds room for its pages when its
 /// turn comes and the reserve is whole at the end. Returns all moves and what they lead to.
 fn order_encodes<'a>(
@@ -409,46 +449,33 @@ fn order_encodes<'a>(
     reason: Reason,
     mut moves: Vec<Move>,
 ) -> (Vec<Move>, Forecast<'a>) {
-    let mut pending: Vec<(usize, PageFormat, ByFormat<usize>)> = Vec::new();
+    let mut kinds: BTreeMap<(Option<PageFormat>, PageFormat), VecDeque<Encode>> = BTreeMap::new();
     for index in order {
         let victim = &victims.all[index];
         let Some(target) = victim.target else { continue };
-        let changes = |format| becomes(pool, victim.group, format, Some(target)) == target;
-        let pages =
-            ByFormat::from_fn(|f| if changes(f) && f != target { victim.pages[f] } else { 0 });
-        if pages.total() > 0 {
-            pending.push((index, target, pages));
+        let changes = |f| becomes(pool, victim.group, f, Some(target)) != f;
+        let pages = ByFormat::from_fn(|f| if changes(f) { victim.pages[f] } else { 0 });
+        let source = pages.iter().find(|(_, count)| **count > 0).map(|(format, _)| format);
+        if source.is_some() {
+            let encode = Encode { victim: index, group: victim.group, target, pages };
+            kinds.entry((source, target)).or_default().push_back(encode);
         }
     }
-    // Pages of one size that go to one other size follow each other: each span of targets then gives back
-    // at least the span it took, and one empty span is enough to begin.
-    let source = |pages: &ByFormat<usize>| pages.iter().find(|(_, n)| **n > 0).map(|(f, _)| f);
-    pending.sort_by_key(|(_, target, pages)| (source(pages), *target));
     let mut encoded = Vec::new();
-    while !pending.is_empty() {
-        let before = pending.len();
-        let mut waiting = Vec::new();
-        for (index, target, pages) in pending {
-            let group = victims.all[index].group;
-            let fits = forecast.encode(group, &pages, target);
-            let list = if fits { &mut encoded } else { &mut waiting };
-            list.push((index, target, pages));
-        }
-        pending = waiting;
-        if pending.len() == before {
-            break; // what is left would find no room
-        }
+    while let Some(next) = next_encodes(&mut forecast, &mut kinds) {
+        encoded.extend(next);
     }
     // A re-encode of few pages may cost more spans than it frees: then it is not worth its harm.
     while !forecast.reserve_is_kept() {
-        let Some((index, target, pages)) = encoded.pop() else { break };
+        let Some(Encode { group, target, pages, .. }) = encoded.pop() else { break };
         for (format, &count) in pages.iter().filter(|(_, count)| **count > 0) {
-            forecast.shift(victims.all[index].group, target, format, count);
+            forecast.shift(group, target, format, count);
         }
     }
-    moves.extend(encoded.into_iter().map(|(index, format, _)| {
-        let victim = &victims.all[index];
-        let (harm, bytes) = victims.planned(pool, index);
+    moves.extend(encoded.into_iter().map(|encode| {
+        let victim = &victims.all[encode.victim];
+        let format = encode.target;
+        let (harm, bytes) = victims.planned(pool, encode.victim);
         let request = sequence(victim.sequence).config().request;
         let kind = MoveKind::Encode { group: victim.group, format };
         Move { request, first: victim.first, kind, bytes, harm, reason }
