@@ -226,19 +226,9 @@ impl Simulation {
         let policy = policy(name, TAIL_TOKENS);
         let wanted: Vec<usize> =
             self.sequences.iter().map(|(sequence, _)| sequence.remaining(tokens)).collect();
-        let demands: Vec<Demand<'_>> = self
-            .sequences
-            .iter()
-            .zip(&wanted)
-            .map(|((sequence, _), &wanted)| Demand {
-                sequence,
-                tokens: wanted,
-                step_tokens: tokens,
-                stretch_tokens: wanted + stretch,
-            })
-            .collect();
-        let plan = plan_relief(&self.pool, &demands, &*policy);
-        assert_eq!(plan, plan_relief(&self.pool, &demands, &*policy), "not deterministic");
+        let plan = self.plan(&wanted, tokens, stretch, &*policy);
+        assert_eq!(plan, self.plan(&wanted, tokens, stretch, &*policy), "not deterministic");
+        let demands = self.demands(&wanted, tokens, stretch);
         let needed = relief_needed_bytes(&self.pool, &demands) > 0;
         let unknown = demands.iter().any(|demand| demand.sequence.config().max_tokens.is_none());
         let by_context = |planned: &relief::Move| planned.reason == Reason::Context;
@@ -249,7 +239,11 @@ impl Simulation {
             return;
         }
         if plan.shortage.is_some() {
-            return self.all_has_given_way();
+            // It gave up all it may: nothing is left that a second plan would take.
+            let again = self.plan(&wanted, tokens, stretch, &*policy);
+            assert!(again.shortage.is_some());
+            assert_eq!(again.moves, []);
+            return;
         }
         // What was planned for fits: every sequence can grow by its demand.
         for ((sequence, twin), tokens) in self.sequences.iter_mut().zip(wanted) {
@@ -257,6 +251,25 @@ impl Simulation {
             Simulation::grown(&self.pool, twin, twin.next + tokens);
             write_stamps(sequence, twin.next.next_multiple_of(BLOCK));
         }
+    }
+
+    fn demands(&self, wanted: &[usize], step_tokens: usize, stretch: usize) -> Vec<Demand<'_>> {
+        let mut demands = Vec::new();
+        for ((sequence, _), &tokens) in self.sequences.iter().zip(wanted) {
+            let stretch_tokens = tokens + stretch;
+            demands.push(Demand { sequence, tokens, step_tokens, stretch_tokens });
+        }
+        demands
+    }
+
+    fn plan(
+        &self,
+        wanted: &[usize],
+        step: usize,
+        stretch: usize,
+        policy: &dyn EvictionPolicy,
+    ) -> ReliefPlan {
+        plan_relief(&self.pool, &self.demands(wanted, step, stretch), policy)
     }
 
     /// No plan touches exact requests, pinned layers, open blocks, or drops what the policy protects; no
@@ -280,35 +293,6 @@ impl Simulation {
                 }
             }
         }
-    }
-
-    /// After a plan with a shortage that was carried out all the same: no page can fall any further.
-    fn all_has_given_way(&self) {
-        let config = self.pool.config();
-        for (sequence, twin) in &self.sequences {
-            let request = sequence.config().request;
-            let contract = sequence.config().contract;
-            let rungs = Rung::ALL.into_iter().filter(|r| config.ladder.permits(contract, *r));
-            let formats: Vec<PageFormat> = rungs.filter_map(Rung::format).collect();
-            for (&(group, first), block) in &twin.blocks {
-                let sealed = first + BLOCK <= twin.next;
-                for (layer, format) in block.layers.iter().enumerate() {
-                    let Some(format) = *format else { continue };
-                    let nan = has_nan(stamp(request, group, layer, first));
-                    let stays = config.groups[group].pinned.contains(&layer) || nan;
-                    let lower = |&&to: &&PageFormat| self.shrinks(group, format, to);
-                    let next = formats.iter().find(lower);
-                    // Where a span would have to be taken and none given back, a page may stay.
-                    let may_stay = !sealed || stays || block.disturbed;
-                    assert!(may_stay || next.is_none() || self.is_stuck(), "{format:?} at {first}");
-                }
-            }
-        }
-    }
-
-    /// No span is left to begin a re-encode with: what room there is lies in the wrong sizes.
-    fn is_stuck(&self) -> bool {
-        self.pool.accounts().reserved_bytes < self.pool.span_bytes() * 2
     }
 
     fn shrinks(&self, group: usize, from: PageFormat, to: PageFormat) -> bool {
