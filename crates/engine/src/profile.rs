@@ -5,6 +5,7 @@ use reef_kv::page::PageFormat;
 use reef_kv::{ByFormat, HarmTable, Ladder, TAIL_TOKENS};
 use reef_model::runner::{Activations, ModelRunner};
 
+use crate::eval::Lanes;
 use crate::score::{Scoring, score_together};
 use crate::session::{EngineError, Rules};
 
@@ -114,13 +115,8 @@ fn measure_in_f32(
     let mut treatments: Vec<Rules> = LOSSY.into_iter().map(flat).collect();
     treatments.push(Rules { token_budget: Some(kept_tokens(block_size)), ..Rules::default() });
     let mut sums = vec![Sum::default(); treatments.len()];
-    let scoring = Scoring {
-        context: ids.len(),
-        block_size,
-        treatments: &treatments,
-        pinned_layers: &[],
-        compare: true,
-    };
+    let lanes = Lanes { block_size, treatments: &treatments, pinned_layers: &[] };
+    let scoring = Scoring { context: ids.len(), lanes, compare: true };
     score_together(runner, ids, &scoring, &mut |treatment, scored| {
         // The first block attends nothing sealed: there all are the same.
         if let (Some(nats), true) = (scored.kld, scored.index > block_size) {

@@ -57,6 +57,9 @@ pub enum EngineError {
     /// Relief at a time when pages may be in use.
     #[error(transparent)]
     Relief(#[from] ReliefError),
+    /// A recall task that cannot be set.
+    #[error(transparent)]
+    Task(#[from] crate::eval::recall::TaskError),
 }
 
 /// How KV memory gives way, beside the contract.
