@@ -2,8 +2,11 @@
 
 mod world;
 
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
 use reef_kv::page::PageShape;
-use reef_kv::policy::{EvictionPolicy, Protection, SequenceSummary, Sinks};
+use reef_kv::policy::{EvictionPolicy, Observation, Protection, Random, SequenceSummary, Sinks};
 use reef_kv::*;
 use world::*;
 
@@ -174,12 +177,245 @@ fn a_policy_cannot_open_more_runs_than_a_page_can_name() {
     check(&pool, &[&sequence]);
     let view = &sequence.view().groups[1];
     assert_eq!(view.shifts.len(), 256);
-    // Each page is rotated by the tokens dropped after it, and by those only.
-    let kept = firsts(&sequence, 1);
-    for page in &view.layers[0] {
+    check_relative(&sequence, (1, 0));
+}
+
+/// Fails where the kept tokens of a layer do not look to the next query as if they were the only ones:
+/// side by side, in order, the newest right before it.
+fn check_relative(sequence: &Sequence, (group, layer): (usize, usize)) {
+    let view = &sequence.view().groups[group];
+    let next = sequence.next_position();
+    assert_eq!(view.shifts.last(), Some(&0));
+    assert!(view.shifts.windows(2).all(|pair| pair[0] > pair[1]));
+    assert!(view.runs[layer].len() <= 256);
+    let distance = |page: &page::PageRef, token: usize| {
+        let run = view.runs[layer][usize::from(page.run)];
+        next - view.shifts[run as usize] as usize - token
+    };
+    let mut expected = 1;
+    for page in view.layers[layer].iter().rev() {
         let first = page.first as usize;
-        let kept_after = kept.iter().filter(|&&other| other > first).count() * 16;
-        let positions_after = kept.last().unwrap() - first;
-        assert_eq!(view.shifts[page.run as usize] as usize, positions_after - kept_after);
+        for token in (first..(first + 16).min(next)).rev() {
+            assert_eq!(distance(page, token), expected, "token {token} of layer {layer}");
+            expected += 1;
+        }
     }
+}
+
+/// Gives up blocks in an order of its own in each layer: by the score that `observe_keys` was told.
+struct PerLayer {
+    spares_first: bool,
+}
+
+impl EvictionPolicy for PerLayer {
+    fn name(&self) -> &'static str {
+        "per-layer"
+    }
+
+    fn observes(&self) -> Observation {
+        Observation::Keys
+    }
+
+    fn protection(&self) -> Protection {
+        match self.spares_first {
+            true => Protection::SinksTailAndKept { tail_tokens: 0 },
+            false => Protection::OpenBlocksOnly,
+        }
+    }
+
+    fn per_layer(&self) -> bool {
+        true
+    }
+
+    fn order(&self, sequence: &SequenceSummary<'_>) -> Vec<usize> {
+        let mut blocks = sequence.blocks.to_vec();
+        blocks.sort_by(|a, b| a.score.total_cmp(&b.score));
+        blocks.iter().map(|block| block.first).collect()
+    }
+}
+
+fn layers_pool(layers: usize) -> BlockPool {
+    let groups = vec![GroupConfig { layers, shape: SHAPE, window: None, pinned: vec![] }];
+    let ladder = Ladder::default();
+    BlockPool::new(PoolConfig { groups, budget_bytes: 48 << 20, prefault: false, ladder }).unwrap()
+}
+
+/// Tells a score of its own for each new block and layer.
+fn score_blocks(sequence: &mut Sequence, from: usize, seed: u64) {
+    for layer in 0..sequence.view().groups[0].layers.len() {
+        for first in (from / 16 * 16..sequence.next_position()).step_by(16) {
+            let mixed = (first as u64 / 16 + 1).wrapping_mul(seed | 1) ^ (layer as u64) << 20;
+            let score = mixed.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
+            sequence.observe_keys(0, layer, first, score as f32);
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        cases: 60,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
+
+    /// Whatever was dropped in whichever layer, before or after positions turned relative.
+    #[test]
+    fn kept_tokens_stand_side_by_side_in_every_layer(
+        layers in 1..6usize,
+        trained_context in 1..600usize,
+        steps in proptest::collection::vec((1..60usize, 0..300usize, any::<bool>()), 1..40),
+        seed in any::<u64>(),
+    ) {
+        let pool = layers_pool(layers);
+        let config = SequenceConfig { trained_context, ..request(0, Fidelity::Evict) };
+        let mut sequence = Sequence::new(&pool, config);
+        for (step, (tokens, budget, spares_first)) in steps.into_iter().enumerate() {
+            let from = sequence.next_position();
+            extend(&mut sequence, tokens);
+            score_blocks(&mut sequence, from, seed);
+            let per_layer = PerLayer { spares_first };
+            let whole = Random { seed };
+            let policy: &dyn EvictionPolicy = if step % 3 == 2 { &whole } else { &per_layer };
+            let plan = plan_token_budget(&sequence, policy, budget, 0);
+            apply(&mut sequence, &plan, step as u64);
+            // A newest block that was dropped opens its gap when the next one is there.
+            sequence.grow(1).unwrap();
+            write_stamps(&sequence, sequence.next_position().next_multiple_of(16));
+            check(&pool, &[&sequence]);
+            for layer in 0..layers {
+                if sequence.positions_are_relative() {
+                    check_next(&sequence, layer);
+                } else {
+                    prop_assert_eq!(&sequence.view().groups[0].shifts, &[0]);
+                    prop_assert_eq!(&sequence.view().groups[0].runs[layer], &[0]);
+                }
+            }
+        }
+    }
+}
+
+/// [`check_relative`] where the next block was grown already: it holds no token yet.
+fn check_next(sequence: &Sequence, layer: usize) {
+    let view = &sequence.view().groups[0];
+    let pages = &view.layers[layer];
+    let newest = pages.last().unwrap();
+    assert_eq!(view.runs[layer][usize::from(newest.run)] as usize, view.shifts.len() - 1);
+    check_relative(sequence, (0, layer));
+}
+
+/// kv-behaviours 55: keys are never rotated again, however often blocks are dropped around them.
+#[test]
+fn fifty_evictions_change_no_byte_of_what_is_kept() {
+    let pool = layers_pool(3);
+    let config = SequenceConfig { trained_context: 200, ..request(0, Fidelity::Evict) };
+    let mut sequence = Sequence::new(&pool, config);
+    let mut written: BTreeMap<(usize, usize), Vec<u8>> = BTreeMap::new();
+    let mut evictions = 0;
+    for step in 0..80u64 {
+        let from = sequence.next_position();
+        sequence.grow(16).unwrap();
+        for (layer, pages) in sequence.view().groups[0].layers.iter().enumerate() {
+            let page = pages.last().unwrap();
+            let at = |index: usize| (index * 7 + layer * 31 + from * 13) as u8;
+            let bytes: Vec<u8> = (0..SHAPE.page_bytes(page::PageFormat::F16)).map(at).collect();
+            write_page(&pool, page, &bytes);
+            written.insert((layer, from), bytes);
+        }
+        sequence.commit(16);
+        score_blocks(&mut sequence, from, 3);
+        let plan = plan_token_budget(&sequence, &PerLayer { spares_first: true }, 300, 16);
+        evictions += usize::from(!plan.is_empty());
+        apply(&mut sequence, &plan, step);
+        for (layer, pages) in sequence.view().groups[0].layers.iter().enumerate() {
+            for page in pages {
+                let expected = &written[&(layer, page.first as usize)];
+                assert_eq!(page_bytes(&pool, 0, page), &expected[..]);
+            }
+        }
+    }
+    assert!(evictions >= 50 && sequence.positions_are_relative(), "{evictions}");
+}
+
+/// Ten million tokens in a budget of 200: memory stays as it is and positions exact.
+#[test]
+fn positions_are_exact_at_ten_million() {
+    let pool = layers_pool(2);
+    let config = SequenceConfig { trained_context: 512, ..request(0, Fidelity::Evict) };
+    let mut sequence = Sequence::new(&pool, config);
+    let mut used = Vec::new();
+    while sequence.next_position() < 10_000_000 {
+        let from = sequence.next_position();
+        sequence.grow(256).unwrap();
+        sequence.commit(256);
+        score_blocks(&mut sequence, from, 77);
+        let plan = plan_token_budget(&sequence, &PerLayer { spares_first: true }, 200, 0);
+        apply(&mut sequence, &plan, 0);
+        used.push(pool.accounts().used_bytes());
+    }
+    assert_eq!(used.iter().min(), used.iter().max());
+    sequence.grow(1).unwrap();
+    for layer in 0..2 {
+        check_next(&sequence, layer);
+        let first = sequence.view().groups[0].layers[layer][0];
+        let shift = sequence.view().groups[0].shifts
+            [sequence.view().groups[0].runs[layer][usize::from(first.run)] as usize];
+        assert_eq!(first.first, 0);
+        // Twelve blocks kept, the grown one apart.
+        assert_eq!(shift as usize, sequence.next_position() - 12 * 16);
+    }
+    let usage = sequence.usage();
+    assert_eq!(usage.dropped_tokens, (sequence.next_position() - 192) as f64);
+}
+
+/// Layers that drop different blocks need more distinct shifts than one layer can name runs.
+#[test]
+fn each_layer_has_its_own_256_runs() {
+    let pool = layers_pool(3);
+    let config = SequenceConfig { trained_context: 16, ..request(0, Fidelity::Evict) };
+    let mut sequence = Sequence::new(&pool, config);
+    extend(&mut sequence, 800 * 16);
+    // Every second, third and fourth block are to go first.
+    for layer in 0..3 {
+        for block in 0..800 {
+            let goes = block % (layer + 2) == 1;
+            sequence.observe_keys(0, layer, block * 16, if goes { 0.0 } else { 1.0 });
+        }
+    }
+    let plan = plan_token_budget(&sequence, &PerLayer { spares_first: false }, 100 * 16, 0);
+    let of_layer = |layer: usize| {
+        let drops = plan.moves.iter().filter(
+            |planned| matches!(planned.kind, relief::MoveKind::Drop(t) if t.page == Some((0, layer))),
+        );
+        drops.count()
+    };
+    // The ends of runs may still go where no new run may be opened: every layer reaches the budget.
+    assert_eq!([0, 1, 2].map(of_layer), [700, 700, 700]);
+    apply(&mut sequence, &plan, 0);
+    let view = &sequence.view().groups[0];
+    let runs: Vec<usize> = view.runs.iter().map(Vec::len).collect();
+    assert!(runs.iter().all(|&runs| runs > 1 && runs <= 256), "{runs:?}");
+    check(&pool, &[&sequence]);
+    (0..3).for_each(|layer| check_relative(&sequence, (0, layer)));
+}
+
+/// One layer drops single blocks, another pairs: together they need more shifts than a page can name.
+#[test]
+fn a_group_may_have_more_shifts_than_a_layer_has_runs() {
+    let pool = layers_pool(2);
+    let config = SequenceConfig { trained_context: 16, ..request(0, Fidelity::Evict) };
+    let mut sequence = Sequence::new(&pool, config);
+    extend(&mut sequence, 1100 * 16);
+    for block in 0..1100 {
+        for (layer, goes) in [block % 4 == 1, block % 4 < 2].into_iter().enumerate() {
+            sequence.observe_keys(0, layer, block * 16, if goes { 0.0 } else { 1.0 });
+        }
+    }
+    let plan = plan_token_budget(&sequence, &PerLayer { spares_first: false }, 590 * 16, 0);
+    assert_eq!(plan.moves.len(), 2 * 510);
+    apply(&mut sequence, &plan, 0);
+    let view = &sequence.view().groups[0];
+    assert!(view.runs.iter().all(|runs| runs.len() <= 256));
+    assert!(view.shifts.len() > 256, "{} shifts", view.shifts.len());
+    check(&pool, &[&sequence]);
+    (0..2).for_each(|layer| check_relative(&sequence, (0, layer)));
 }

@@ -103,9 +103,7 @@ impl Droppable<'_> {
         let blocks: Vec<BlockSummary> =
             held.filter(|block| self.may_go(at.0, block.first)).collect();
         let mut kept = KeptRuns::of_layer(self.sequence, at);
-        let mut order = self.ranked(policy, &blocks);
-        order.retain(|&first| kept.drop_block(first));
-        order
+        as_far_as_it_goes(self.ranked(policy, &blocks), |first| kept.drop_block(first))
     }
 
     fn order_of_sequence(&self, policy: &dyn EvictionPolicy) -> Vec<usize> {
@@ -131,17 +129,15 @@ impl Droppable<'_> {
             .into_iter()
             .map(|first| BlockSummary { first, score: self.mean_score(policy, first) })
             .collect();
-        let mut order = self.ranked(policy, &blocks);
-        order.retain(|&first| {
+        as_far_as_it_goes(self.ranked(policy, &blocks), |first| {
             let fits = kept.iter().all(|runs| runs.can_drop(first));
-            if fits {
-                kept.iter_mut().for_each(|runs| {
-                    runs.drop_block(first);
-                });
+            let mut dropped = false;
+            for runs in kept.iter_mut().filter(|_| fits) {
+                // Not every layer need hold it.
+                dropped |= runs.drop_block(first);
             }
-            fits
-        });
-        order
+            dropped
+        })
     }
 
     /// Mean over the layers that hold the block at `first`.
@@ -160,6 +156,26 @@ impl Droppable<'_> {
             layers += 1;
         });
         (sum / f64::from(layers.max(1))) as f32
+    }
+}
+
+/// The part of `order` that `drops` accepts; what it refuses is asked for again behind the rest, since
+/// a run that has meanwhile become shorter may make it fit.
+fn as_far_as_it_goes(order: Vec<usize>, mut drops: impl FnMut(usize) -> bool) -> Vec<usize> {
+    let mut accepted = Vec::with_capacity(order.len());
+    let mut refused = order;
+    loop {
+        let before = accepted.len();
+        refused.retain(|&first| {
+            let accepts = drops(first);
+            if accepts {
+                accepted.push(first);
+            }
+            !accepts
+        });
+        if accepted.len() == before || refused.is_empty() {
+            return accepted;
+        }
     }
 }
 
@@ -196,10 +212,14 @@ impl KeptRuns {
         self.firsts[after] - self.firsts[before] != self.block_size
     }
 
-    /// Index of the block at `first` and the runs there would be without it; `None` where it is not held.
+    /// Index of the block at `first` and the runs there would be without it; `None` where it is not held
+    /// or dropped already.
     fn without(&self, first: usize) -> Option<(usize, usize)> {
         let index = self.firsts[..self.firsts.len() - 1].binary_search(&first).ok()?;
         let (before, after) = self.neighbors[index];
+        if self.neighbors[after].0 != index {
+            return None;
+        }
         let gap_after = usize::from(self.is_gap(index, after));
         if before == usize::MAX {
             return Some((index, self.runs - gap_after));

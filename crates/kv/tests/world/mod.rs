@@ -38,6 +38,17 @@ pub fn page_bytes<'a>(pool: &'a BlockPool, group: usize, page: &PageRef) -> &'a 
     &pool.arena().bytes()[page.byte_offset()..][..bytes]
 }
 
+/// Writes the bytes of a page that one sequence alone holds.
+pub fn write_page(pool: &BlockPool, page: &PageRef, bytes: &[u8]) {
+    assert!(page.byte_offset() + bytes.len() <= pool.arena().len());
+    // SAFETY: in bounds; no one else holds the page, no slice of the arena is alive, and tests are
+    // single-threaded.
+    unsafe {
+        let target = pool.arena().base().add(page.byte_offset());
+        target.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
+    }
+}
+
 /// Writes the stamps of all pages of blocks from position `from` on, as a model would write K and V.
 pub fn write_stamps(sequence: &Sequence, from: usize) {
     let pool = sequence.pool();
