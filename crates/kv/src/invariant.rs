@@ -263,10 +263,9 @@ fn falls_recorded(world: &World<'_>) -> Result<(), String> {
                 format!("request {request}: {recorded} {name} recorded, {fell} happened")
             })?;
         }
-        let recorded = ledger.blocks(Rung::Evict) > 0;
-        let dropped = sequence.dropped_pages();
-        expect(recorded == (dropped > 0), || {
-            format!("request {request}: {dropped} pages dropped, recorded: {recorded}")
+        let (recorded, dropped) = (ledger.blocks(Rung::Evict), sequence.dropped_blocks());
+        expect(recorded == dropped, || {
+            format!("request {request}: {recorded} drops recorded, {dropped} happened")
         })?;
     }
     Ok(())

@@ -40,7 +40,8 @@ pub struct LedgerEntry {
     pub request: u64,
     /// What was done.
     pub rung: Rung,
-    /// Blocks it was done to (per KV group for re-encoding; over all full groups for drops).
+    /// Blocks it was done to (per KV group for re-encoding; over all full groups for drops, where the
+    /// pages dropped in single layers count once they make up a block).
     pub blocks: usize,
     /// Bytes of pages it gave back.
     pub bytes: usize,

@@ -153,6 +153,11 @@ impl Sequence {
         self.next_position - (self.pages_end() - held)
     }
 
+    /// Blocks dropped so far: pages dropped / full-attention layers, rounded down.
+    pub(crate) fn dropped_blocks(&self) -> usize {
+        self.dropped_pages / self.full_layers().count().max(1)
+    }
+
     /// (group, layer in the group) of every full-attention layer.
     pub(crate) fn full_layers(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
         let groups = self.pool.config().groups.iter().enumerate();

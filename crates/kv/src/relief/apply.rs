@@ -126,13 +126,16 @@ impl Relief<'_, '_> {
 
     fn drop_target(&mut self, index: usize, planned: &Move, target: DropTarget) {
         let sequence = &mut self.sequences[index];
+        let before = sequence.dropped_blocks();
         let bytes = match target.page {
             None => sequence.drop_block(target.first),
             Some((group, layer)) => sequence.drop_page(group, layer, target.first),
         };
         if bytes > 0 {
-            self.outcome.dropped_blocks += 1;
-            self.record(index, planned, 1, bytes);
+            // Pages of single layers count when they make up a block.
+            let blocks = sequence.dropped_blocks() - before;
+            self.outcome.dropped_blocks += blocks;
+            self.record(index, planned, blocks, bytes);
         }
     }
 
