@@ -4,7 +4,7 @@
 //! are to appear so much nearer: the *query* is rotated to an earlier position for them, keys keep the
 //! rotation they were written with, and nothing drifts however often blocks are dropped.
 
-use crate::page::GroupView;
+use crate::page::{GroupView, PageRef};
 
 /// Most runs of kept pages in one layer: `PageRef::run` has 8 bits.
 pub(crate) const MAXIMUM_RUNS: usize = 256;
@@ -15,42 +15,46 @@ pub(crate) fn original(layers: usize) -> GroupView {
 }
 
 /// Numbers the runs of every layer and works out by how many tokens each is shifted: those dropped
-/// after it. Kept tokens then stand at consecutive positions, the newest where it was.
+/// after it. Kept tokens then stand at consecutive positions, the newest where it was. Allocates only
+/// where there are more runs than ever before.
 pub(crate) fn number(view: &mut GroupView, block_size: usize) {
-    let mut layer_shifts: Vec<Vec<u32>> = Vec::with_capacity(view.layers.len());
-    for pages in &mut view.layers {
-        let mut gaps = Vec::new();
-        let mut end = pages.first().map_or(0, |page| page.first);
-        for page in pages.iter_mut() {
-            if page.first > end {
-                gaps.push(page.first - end);
-            }
-            // Plans never open more gaps than this.
-            page.run = gaps.len().min(MAXIMUM_RUNS - 1) as u8;
-            end = page.first + block_size as u32;
-        }
-        let mut shift = 0;
-        let mut shifts = vec![0];
-        for gap in gaps.iter().rev() {
-            shift += gap;
-            shifts.push(shift);
-        }
-        shifts.reverse();
-        layer_shifts.push(shifts);
+    let GroupView { layers, runs, shifts } = view;
+    shifts.clear();
+    for (pages, runs) in layers.iter_mut().zip(runs.iter_mut()) {
+        shifts_of(pages, runs, block_size as u32);
+        shifts.extend_from_slice(runs);
     }
     // Largest first, so that the newest run's, 0, is the last.
-    let mut distinct: Vec<u32> = layer_shifts.iter().flatten().copied().collect();
-    distinct.sort_unstable_by(|a, b| b.cmp(a));
-    distinct.dedup();
-    let index_of = |shift: &u32| distinct.partition_point(|known| known > shift) as u32;
-    view.runs = layer_shifts.iter().map(|shifts| shifts.iter().map(index_of).collect()).collect();
-    view.shifts = distinct;
+    shifts.sort_unstable_by(|a, b| b.cmp(a));
+    shifts.dedup();
+    for shift in runs.iter_mut().flatten() {
+        *shift = shifts.partition_point(|known| known > shift) as u32;
+    }
+}
+
+/// Numbers the runs of one layer's pages, and writes the shift of each to `shifts`.
+fn shifts_of(pages: &mut [PageRef], shifts: &mut Vec<u32>, block_size: u32) {
+    shifts.clear();
+    let mut dropped = 0;
+    let mut end = pages.first().map_or(0, |page| page.first);
+    for page in pages {
+        if page.first > end {
+            // Of the run that ends here: for now, the tokens dropped before it.
+            shifts.push(dropped);
+            dropped += page.first - end;
+        }
+        // Plans never open more runs than this.
+        page.run = shifts.len().min(MAXIMUM_RUNS - 1) as u8;
+        end = page.first + block_size;
+    }
+    shifts.push(dropped);
+    shifts.iter_mut().for_each(|before| *before = dropped - *before);
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::page::{PageFormat, PageRef};
+    use crate::page::PageFormat;
 
     fn pages(firsts: &[u32]) -> Vec<PageRef> {
         let page = |&first: &u32| PageRef { offset: 0, first, format: PageFormat::F16, run: 0 };

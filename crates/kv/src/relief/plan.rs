@@ -65,14 +65,18 @@ pub fn plan_relief(
     planner.drop_over_context(&over_context);
     let mut goals = vec![need];
     let reached = !compaction || planner.climb(need, |_| true, None);
+    if reached {
+        planner.undo_unneeded(&goals);
+    }
     let firm_steps = planner.steps.len();
     let mut enough = reached;
     let stretch_pages;
-    if let (true, Some(deepest)) = (reached, planner.deepest) {
+    let stages = planner.stages_in_use();
+    if reached && !stages.is_empty() {
         stretch_pages =
             demand_pages(pool, demands, |demand| demand.stretch_tokens.max(demand.tokens));
         let stretch = Goal { demand: &stretch_pages, spans: geometry.spans };
-        enough &= planner.climb(stretch, |_| true, Some(deepest));
+        enough &= planner.climb(stretch, |_| true, Some(&stages));
         goals.push(stretch);
     }
     if over_mark {
@@ -131,6 +135,8 @@ struct Step {
     victim: usize,
     previous: Option<PageFormat>,
     target: PageFormat,
+    /// The (priority class, stage) it belongs to.
+    stage: (usize, usize),
     undone: bool,
 }
 
@@ -150,8 +156,8 @@ struct Planner<'a> {
     steps: Vec<Step>,
     drops: Vec<Move>,
     dropped: HashSet<(usize, DropTarget)>,
-    /// The last (priority class, stage) that a climb made use of.
-    deepest: Option<(usize, usize)>,
+    /// The (priority class, stage)s in which blocks were dropped.
+    drop_stages: HashSet<(usize, usize)>,
 }
 
 impl<'a> Planner<'a> {
@@ -179,7 +185,7 @@ impl<'a> Planner<'a> {
             steps: Vec::new(),
             drops: Vec::new(),
             dropped: HashSet::new(),
-            deepest: None,
+            drop_stages: HashSet::new(),
         }
     }
 
@@ -188,43 +194,61 @@ impl<'a> Planner<'a> {
         self.pool.config().ladder.permits(contract, rung)
     }
 
-    /// Goes down the stages until `goal` is reached, among the sequences that `may_give`, no further than
-    /// stage `limit` of a class. Returns whether it was reached.
+    /// Goes down the stages until `goal` is reached, among the sequences that `may_give`; only through the
+    /// (class, stage)s of `within`, where given. Returns whether it was reached.
     fn climb(
         &mut self,
         goal: Goal<'_>,
         may_give: impl Fn(&Demand<'_>) -> bool,
-        limit: Option<(usize, usize)>,
+        within: Option<&HashSet<(usize, usize)>>,
     ) -> bool {
         for class in 0..self.classes.len() {
             let all = self.classes[class].iter().copied();
             let givers: Vec<usize> = all.filter(|&index| may_give(&self.demands[index])).collect();
             for stage in 0..self.stages.len() {
-                if limit.is_some_and(|limit| (class, stage) > limit) || self.forecast.reaches(goal)
-                {
-                    return self.forecast.reaches(goal);
+                if self.forecast.reaches(goal) {
+                    return true;
                 }
-                let used = match self.stages[stage] {
-                    Stage::Encode(zone, format) => self.encode_zone(goal, &givers, zone, format),
-                    Stage::Drop => self.drop_for_demand(goal, &givers),
-                };
-                if used {
-                    self.deepest = self.deepest.max(Some((class, stage)));
+                let at = (class, stage);
+                if within.is_some_and(|within| !within.contains(&at)) {
+                    continue;
+                }
+                match self.stages[stage] {
+                    Stage::Encode(zone, format) => {
+                        self.encode_zone(goal, &givers, at, zone, format);
+                    }
+                    Stage::Drop => {
+                        if self.drop_for_demand(goal, &givers) {
+                            self.drop_stages.insert(at);
+                        }
+                    }
                 }
             }
         }
         self.forecast.reaches(goal)
     }
 
-    /// Brings blocks of `zone` to `format` until `goal` is reached. Returns whether any was.
+    /// The (class, stage)s that what is planned so far makes use of.
+    fn stages_in_use(&self) -> HashSet<(usize, usize)> {
+        let mut stages = self.drop_stages.clone();
+        let in_use = |step: &&Step| {
+            let victim = &self.victims.all[step.victim];
+            !step.undone && !victim.dropped && victim.target.is_some()
+        };
+        stages.extend(self.steps.iter().filter(in_use).map(|step| step.stage));
+        stages
+    }
+
+    /// Brings blocks of `zone` to `format`, as `stage`, until `goal` is reached.
     fn encode_zone(
         &mut self,
         goal: Goal<'_>,
         givers: &[usize],
+        stage: (usize, usize),
         zone: Zone,
         format: PageFormat,
-    ) -> bool {
-        let Some(rung) = Rung::to_format(format) else { return false };
+    ) {
+        let Some(rung) = Rung::to_format(format) else { return };
         let mut order = Vec::new();
         for &giver in givers.iter().filter(|&&giver| self.permits(giver, rung)) {
             for index in self.victims.of_sequence(giver) {
@@ -241,17 +265,14 @@ impl<'a> Planner<'a> {
         }
         // Victims lie by sequence, then group.
         order.sort_unstable_by(|a, b| a.0.total_cmp(&b.0).then((a.1, a.2).cmp(&(b.1, b.2))));
-        let mut used = false;
         for (.., victim) in order {
             if self.forecast.reaches(goal) {
-                break;
+                return;
             }
             let previous = self.victims.all[victim].target;
-            self.steps.push(Step { victim, previous, target: format, undone: false });
+            self.steps.push(Step { victim, previous, target: format, stage, undone: false });
             self.retarget(victim, Some(format));
-            used = true;
         }
-        used
     }
 
     /// Plans another target for a victim.
@@ -357,11 +378,14 @@ impl<'a> Planner<'a> {
                 if step.undone || victim.dropped || victim.target != Some(step.target) {
                     continue;
                 }
-                self.retarget(step.victim, step.previous);
-                if goals.iter().all(|&goal| self.forecast.reaches(goal)) {
-                    self.steps[index].undone = true;
-                    undone = true;
-                } else {
+                // One step up, or all the way: a page half way down may take a span of its own.
+                let mut ways = [step.previous, None].into_iter();
+                self.steps[index].undone = ways.any(|previous| {
+                    self.retarget(step.victim, previous);
+                    goals.iter().all(|&goal| self.forecast.reaches(goal))
+                });
+                undone |= self.steps[index].undone;
+                if !self.steps[index].undone {
                     self.retarget(step.victim, Some(step.target));
                 }
             }
