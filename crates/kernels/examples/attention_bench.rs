@@ -1,12 +1,13 @@
-//! Attention and page encoding at SmolLM2's shapes, against plain reads and `memcpy`.
+//! Attention at SmolLM2's shapes over pages of every format, against plain reads.
 //!
-//! `cargo run --release -p reef-kernels --example attention_bench [threads] [table]`; a table is decode, hot,
-//! prefill, shapes or encode.
+//! `cargo run --release -p reef-kernels --example attention_bench [threads] [table] [format]`; a table
+//! is decode, hot, prefill or shapes; a prefix names several. What is compared runs in turns: ratios within a table hold on a shared machine.
 
 use reef_kernels::attention::{AttentionScratch, AttentionShape, SequenceRows, paged_attention};
 use reef_kernels::dispatch::Tier;
 use reef_kernels::page::{reencode, write_kv};
 use reef_kernels::pool::BarrierPool;
+use reef_kv::arena::Arena;
 use reef_kv::page::{PAGE_ALIGN, PageFormat, PageRef};
 use std::hint::black_box;
 use std::time::Instant;
@@ -22,19 +23,43 @@ const SMOLLM2: AttentionShape = AttentionShape {
     window: None,
 };
 
-/// The sum over `parts` of the best of `repeats` runs of each, in milliseconds. All parts run before
-/// any runs again, so a working set larger than the caches stays cold; the best of short parts
-/// still says something when the machine is shared.
-fn best_ms(repeats: usize, parts: usize, mut job: impl FnMut(usize)) -> f64 {
-    let mut best = vec![f64::INFINITY; parts];
-    for _ in 0..=repeats {
-        for (part, best) in best.iter_mut().enumerate() {
-            let start = Instant::now();
-            job(part);
-            *best = best.min(start.elapsed().as_secs_f64() * 1e3);
+/// Milliseconds that all layers of one job take.
+#[derive(Clone, Copy)]
+struct Timing {
+    /// Median over the repeats.
+    median: f64,
+    /// Sum over the layers of the best of each: says something even when neighbours take the cores.
+    best: f64,
+}
+
+/// Times `jobs` jobs of `layers` layers in turns: all run before any runs again, so a working set
+/// larger than the caches stays cold.
+fn timings(
+    repeats: usize,
+    jobs: usize,
+    layers: usize,
+    mut run: impl FnMut(usize, usize),
+) -> Vec<Timing> {
+    let mut times = vec![vec![vec![0f64; layers]; repeats]; jobs];
+    for repeat in 0..=repeats {
+        for (job, times) in times.iter_mut().enumerate() {
+            for layer in 0..layers {
+                let start = Instant::now();
+                run(job, layer);
+                // The first round warms up.
+                if repeat > 0 {
+                    times[repeat - 1][layer] = start.elapsed().as_secs_f64() * 1e3;
+                }
+            }
         }
     }
-    best.iter().sum()
+    let summary = |times: &Vec<Vec<f64>>| {
+        let mut steps: Vec<f64> = times.iter().map(|layers| layers.iter().sum()).collect();
+        steps.sort_by(f64::total_cmp);
+        let best = |layer: usize| times.iter().map(|t| t[layer]).fold(f64::INFINITY, f64::min);
+        Timing { median: steps[repeats / 2], best: (0..layers).map(best).sum() }
+    };
+    times.iter().map(summary).collect()
 }
 
 /// How the pages of all layers lie in the arena.
@@ -47,9 +72,7 @@ enum Order {
 }
 
 struct Cache {
-    arena: Vec<u8>,
-    /// Byte at which the pages begin, so that they are aligned as in a real arena.
-    start: usize,
+    arena: Arena,
     layers: Vec<Vec<PageRef>>,
 }
 
@@ -64,8 +87,7 @@ impl Cache {
         let page_shape = shape.page();
         let blocks = tokens.div_ceil(shape.block_size);
         let bytes = page_shape.page_bytes(format).next_multiple_of(PAGE_ALIGN);
-        let mut arena = vec![0u8; bytes * blocks * layers + 4096];
-        let start = arena.as_ptr().align_offset(4096);
+        let arena = Arena::new(bytes * blocks * layers, true).expect("memory for the pages");
         let mut places: Vec<usize> = (0..blocks * layers).collect();
         if order == Order::Scattered {
             let mut state = 88172645463325252u64;
@@ -83,7 +105,7 @@ impl Cache {
             reencode(Tier::detect(), &page_shape, PageFormat::F16, format, &half, &mut page)
                 .expect("the page is finite");
         }
-        let layers = places
+        let layers: Vec<Vec<PageRef>> = places
             .chunks(blocks)
             .map(|places| {
                 let refs = places.iter().enumerate().map(|(block, place)| PageRef {
@@ -95,10 +117,14 @@ impl Cache {
                 refs.collect()
             })
             .collect();
-        for place in arena[start..].chunks_exact_mut(bytes) {
-            place[..page.len()].copy_from_slice(&page);
+        for place in 0..blocks * layers.len() {
+            // SAFETY: the arena has room for that many pages, and nobody reads it yet.
+            unsafe {
+                let place = arena.base().add(place * bytes);
+                place.copy_from_nonoverlapping(page.as_ptr(), page.len());
+            }
         }
-        Cache { arena, start, layers }
+        Cache { arena, layers }
     }
 }
 
@@ -117,92 +143,138 @@ fn example_page(shape: &AttentionShape) -> Vec<u8> {
     page
 }
 
-/// Reads every byte once on all threads, a layer at a time: what memory alone would take.
-fn read_ms(pool: &BarrierPool, bytes: &[u8]) -> f64 {
+/// Reads one layer's share of the bytes on all threads: what memory alone would take.
+fn read_layer(pool: &BarrierPool, bytes: &[u8], layer: usize) {
     let words: &[u64] = bytemuck::cast_slice(&bytes[..bytes.len() / 4096 * 4096]);
-    let layer = words.len() / LAYERS;
-    let share = layer / pool.threads() / 64 * 64;
-    best_ms(REPEATS, LAYERS, |index| {
-        pool.run(&|thread| {
-            let mut sums = [0u64; 64];
-            let first = index * layer + thread * share;
-            for chunk in words[first..first + share].chunks_exact(64) {
-                for (sum, word) in sums.iter_mut().zip(chunk) {
-                    *sum ^= word;
-                }
+    let of_layer = words.len() / LAYERS;
+    let share = of_layer / pool.threads() / 64 * 64;
+    pool.run(&|thread| {
+        let mut sums = [0u64; 64];
+        let first = layer * of_layer + thread * share;
+        for chunk in words[first..first + share].chunks_exact(64) {
+            for (sum, word) in sums.iter_mut().zip(chunk) {
+                *sum ^= word;
             }
-            black_box(sums);
-        });
-    })
+        }
+        black_box(sums);
+    });
 }
 
-fn attention_ms(
-    tier: Tier,
-    pool: &BarrierPool,
-    shape: &AttentionShape,
-    cache: &Cache,
+/// `rows` rows from position `first` on.
+struct Attend<'a> {
+    pool: &'a BarrierPool,
+    shape: AttentionShape,
     first: usize,
     rows: usize,
-    repeats: usize,
-) -> f64 {
-    let row = shape.heads * shape.head_dim;
-    let queries = numbers(rows * row);
-    let mut out = vec![0f32; rows * row];
-    let mut scratch = AttentionScratch::new(&[*shape], rows, first + rows, pool.threads());
-    best_ms(repeats, cache.layers.len(), |layer| {
-        let sequence = SequenceRows {
-            pages: &cache.layers[layer][..(first + rows).div_ceil(shape.block_size)],
-            first_position: first as u32,
-            rows,
-            queries: &queries,
-            observe: false,
-        };
-        let arena = &cache.arena[cache.start..];
-        paged_attention(tier, pool, shape, &[sequence], arena, &mut scratch, &mut out);
-        black_box(&out);
-    })
+    queries: Vec<f32>,
+    out: Vec<f32>,
+    scratch: AttentionScratch,
 }
 
-fn decode_table(pool: &BarrierPool, tiers: &[Tier]) {
-    println!("decode, 1 row at depth 4096, {LAYERS} layers, ms a step");
+impl Attend<'_> {
+    fn new(pool: &BarrierPool, shape: AttentionShape, first: usize, rows: usize) -> Attend<'_> {
+        let floats = rows * shape.heads * shape.head_dim;
+        let scratch = AttentionScratch::new(&[shape], rows, first + rows, pool.threads());
+        let (queries, out) = (numbers(floats), vec![0.0; floats]);
+        Attend { pool, shape, first, rows, queries, out, scratch }
+    }
+
+    fn layer(&mut self, tier: Tier, cache: &Cache, layer: usize, observe: bool) {
+        let pages = (self.first + self.rows).div_ceil(self.shape.block_size);
+        let sequence = SequenceRows {
+            pages: &cache.layers[layer][..pages],
+            first_position: self.first as u32,
+            rows: self.rows,
+            queries: &self.queries,
+            observe,
+        };
+        let arena = cache.arena.bytes();
+        let (scratch, out) = (&mut self.scratch, &mut self.out);
+        paged_attention(tier, self.pool, &self.shape, &[sequence], arena, scratch, out);
+        black_box(out);
+    }
+}
+
+fn decode_table(pool: &BarrierPool, tiers: &[Tier], formats: &[PageFormat]) {
+    println!("decode, 1 row at depth 4096, {LAYERS} layers, pages scattered; ms a step");
     println!(
-        "{:8} {:6} {:>8} {:>8} {:>10} {:>10} {:>7}",
-        "tier", "format", "MB", "read", "contiguous", "scattered", "of read"
+        "{:8} {:9} {:>6} {:>7} {:>7} {:>6} {:>8} {:>11} {:>9} {:>6}",
+        "tier",
+        "format",
+        "MB",
+        "median",
+        "best",
+        "GB/s",
+        "over f16",
+        "/contiguous",
+        "/observed",
+        "/read"
     );
-    for format in PageFormat::ALL {
-        let contiguous = Cache::new(&SMOLLM2, LAYERS, 4096, format, Order::Contiguous);
-        let scattered = Cache::new(&SMOLLM2, LAYERS, 4096, format, Order::Scattered);
-        let megabytes = (contiguous.arena.len() - 4096) as f64 / 1e6;
-        for tier in tiers {
-            let read = read_ms(pool, &contiguous.arena[contiguous.start..]);
-            let near = attention_ms(*tier, pool, &SMOLLM2, &contiguous, 4095, 1, REPEATS);
-            let far = attention_ms(*tier, pool, &SMOLLM2, &scattered, 4095, 1, REPEATS);
+    let caches: Vec<[Cache; 2]> = formats
+        .iter()
+        .map(|format| {
+            [Order::Scattered, Order::Contiguous]
+                .map(|order| Cache::new(&SMOLLM2, LAYERS, 4096, *format, order))
+        })
+        .collect();
+    let mut attend = Attend::new(pool, SMOLLM2, 4095, 1);
+    for tier in tiers {
+        // Per format: scattered, observed, contiguous, read.
+        let times = timings(REPEATS, 4 * caches.len(), LAYERS, |job, layer| {
+            let [scattered, contiguous] = &caches[job / 4];
+            match job % 4 {
+                3 => read_layer(pool, contiguous.arena.bytes(), layer),
+                2 => attend.layer(*tier, contiguous, layer, false),
+                observe => attend.layer(*tier, scattered, layer, observe == 1),
+            }
+        });
+        for (index, format) in formats.iter().enumerate() {
+            let [scattered, observed, contiguous, read] =
+                [0, 1, 2, 3].map(|kind| times[4 * index + kind]);
+            let megabytes = caches[index][0].arena.len() as f64 / 1e6;
             println!(
-                "{:8} {:6} {megabytes:8.1} {read:8.2} {near:10.2} {far:10.2} {:6.0}%",
+                "{:8} {:9} {megabytes:6.1} {:7.2} {:7.2} {:6.1} {:8.2} {:11.3} {:9.3} {:6.2}",
                 tier.name(),
                 format.name(),
-                100.0 * read / far
+                scattered.median,
+                scattered.best,
+                megabytes / scattered.median,
+                times[0].median / scattered.median,
+                scattered.best / contiguous.best,
+                observed.best / scattered.best,
+                scattered.best / read.best,
             );
         }
     }
 }
 
-fn prefill_table(pool: &BarrierPool, tiers: &[Tier]) {
-    println!("\nprefill, {LAYERS} layers, ms: 512 rows at depth 0; 4096 rows in chunks of 512");
-    println!("{:8} {:6} {:>8} {:>8} {:>9}", "tier", "format", "512", "4096", "GFLOP/s");
-    for format in PageFormat::ALL {
-        let cache = Cache::new(&SMOLLM2, LAYERS, 4096, format, Order::Scattered);
+fn prefill_table(pool: &BarrierPool, tiers: &[Tier], formats: &[PageFormat]) {
+    println!(
+        "\nprefill, {LAYERS} layers, ms: 512 rows at depth 0; 4096 rows in chunks of 512; observed"
+    );
+    println!(
+        "{:8} {:9} {:>8} {:>8} {:>9} {:>9}",
+        "tier", "format", "512", "4096", "GFLOP/s", "observed"
+    );
+    for format in formats {
+        let cache = Cache::new(&SMOLLM2, LAYERS, 4096, *format, Order::Scattered);
+        let mut chunks: Vec<Attend<'_>> =
+            (0..8).map(|chunk| Attend::new(pool, SMOLLM2, chunk * 512, 512)).collect();
         for tier in tiers {
-            let first = attention_ms(*tier, pool, &SMOLLM2, &cache, 0, 512, 5);
-            let all: f64 = (0..8)
-                .map(|chunk| attention_ms(*tier, pool, &SMOLLM2, &cache, chunk * 512, 512, 1))
-                .sum();
+            let times = timings(3, 16, LAYERS, |job, layer| {
+                chunks[job / 2].layer(*tier, &cache, layer, job % 2 == 1);
+            });
+            let all =
+                |observed| times.iter().skip(observed).step_by(2).map(|t| t.best).sum::<f64>();
             let flops = 4.0 * 64.0 * 9.0 * 30.0 * 4096.0 * 4097.0 / 2.0;
             println!(
-                "{:8} {:6} {first:8.1} {all:8.0} {:9.0}",
+                "{:8} {:9} {:8.1} {:8.0} {:9.0} {:9.3}",
                 tier.name(),
                 format.name(),
-                flops / all / 1e6
+                times[0].best,
+                all(0),
+                flops / all(0) / 1e6,
+                all(1) / all(0)
             );
         }
     }
@@ -210,18 +282,30 @@ fn prefill_table(pool: &BarrierPool, tiers: &[Tier]) {
 
 /// A context that stays in the L2 cache: what the arithmetic alone takes, in ns a key group (32
 /// tokens) and line (row of a query head).
-fn hot_table(pool: &BarrierPool, tiers: &[Tier]) {
+fn hot_table(pool: &BarrierPool, tiers: &[Tier], formats: &[PageFormat]) {
     println!(
         "\ncached, depth 512, ns a key group and line: decode 1 row, prefill 64 rows; µs a layer at depth 32"
     );
+    let caches: Vec<Cache> = formats
+        .iter()
+        .map(|format| Cache::new(&SMOLLM2, 1, 576, *format, Order::Contiguous))
+        .collect();
+    let mut kinds =
+        [(511, 1), (512, 64), (31, 1)].map(|(first, rows)| Attend::new(pool, SMOLLM2, first, rows));
     for tier in tiers {
-        for format in PageFormat::ALL {
-            let cache = Cache::new(&SMOLLM2, 1, 576, format, Order::Contiguous);
-            let decode = attention_ms(*tier, pool, &SMOLLM2, &cache, 511, 1, 3000);
-            let prefill = attention_ms(*tier, pool, &SMOLLM2, &cache, 512, 64, 300);
-            let short = attention_ms(*tier, pool, &SMOLLM2, &cache, 31, 1, 3000);
+        let times = kinds.each_mut().map(|attend| {
+            let repeats = if attend.rows > 1 { 100 } else { 2000 };
+            timings(repeats, caches.len(), 1, |job, _| {
+                // Again and again, so that the caches hold this format.
+                for _ in 0..4 {
+                    attend.layer(*tier, &caches[job], 0, false);
+                }
+            })
+        });
+        for (index, format) in formats.iter().enumerate() {
+            let [decode, prefill, short] = [0, 1, 2].map(|kind| times[kind][index].best / 4.0);
             println!(
-                "{:8} {:6} {:8.1} {:8.1} {:8.2}",
+                "{:8} {:9} {:8.1} {:8.1} {:8.2}",
                 tier.name(),
                 format.name(),
                 decode * 1e6 / (16.0 * 9.0),
@@ -232,54 +316,27 @@ fn hot_table(pool: &BarrierPool, tiers: &[Tier]) {
     }
 }
 
-fn shapes_table(pool: &BarrierPool, tiers: &[Tier]) {
+fn shapes_table(pool: &BarrierPool, tiers: &[Tier], formats: &[PageFormat]) {
     println!("\nother shapes, 4 layers, depth 4096, ms: decode 1 row, prefill 256 rows");
-    println!(
-        "{:24} {:8} {:>9} {:>9} {:>9} {:>9}",
-        "heads/kv x dim", "tier", "f16 1", "int8 1", "f16 256", "int8 256"
-    );
+    print!("{:15} {:7} {:5}", "heads/kv x dim", "tier", "rows");
+    formats.iter().for_each(|format| print!(" {:>9}", format.name()));
+    println!();
     for (heads, kv_heads, head_dim) in [(4, 1, 256), (14, 2, 64), (8, 8, 64), (32, 8, 128)] {
         let shape = AttentionShape { heads, kv_heads, head_dim, ..SMOLLM2 };
-        let caches = PageFormat::ALL.map(|f| Cache::new(&shape, 4, 4096, f, Order::Scattered));
+        let cache = |format: &PageFormat| Cache::new(&shape, 4, 4096, *format, Order::Scattered);
+        let caches: Vec<Cache> = formats.iter().map(cache).collect();
         for tier in tiers {
-            print!("{:24} {:8}", format!("{heads}/{kv_heads} x {head_dim}"), tier.name());
             for (first, rows) in [(4095, 1), (3840, 256)] {
-                for cache in &caches {
-                    let ms = attention_ms(*tier, pool, &shape, cache, first, rows, 3);
-                    print!(" {ms:9.2}");
-                }
+                let mut attend = Attend::new(pool, shape, first, rows);
+                let times = timings(4, caches.len(), 4, |job, layer| {
+                    attend.layer(*tier, &caches[job], layer, false);
+                });
+                let name = format!("{heads}/{kv_heads} x {head_dim}");
+                print!("{name:15} {:7} {rows:5}", tier.name());
+                times.iter().for_each(|time| print!(" {:9.2}", time.best));
+                println!();
             }
-            println!();
         }
-    }
-}
-
-fn encode_table(tiers: &[Tier]) {
-    println!("\nre-encode f16 to int8, one thread, 94 MB of pages, GB/s of f16 bytes");
-    let cache = Cache::new(&SMOLLM2, LAYERS, 4096, PageFormat::F16, Order::Contiguous);
-    let source = &cache.arena[cache.start..];
-    let shape = SMOLLM2.page();
-    let (from, to) = (shape.page_bytes(PageFormat::F16), shape.page_bytes(PageFormat::Int8));
-    let pages = cache.layers.len() * cache.layers[0].len();
-    let mut target = vec![0u8; pages * from];
-    let gigabytes = (pages * from) as f64 / 1e9;
-    let per_layer = pages / LAYERS;
-    let copy = best_ms(REPEATS, LAYERS, |layer| {
-        let bytes = layer * per_layer * from..(layer + 1) * per_layer * from;
-        target[bytes.clone()].copy_from_slice(&source[bytes]);
-        black_box(&target);
-    });
-    println!("{:8} {:6.2}", "memcpy", gigabytes / copy * 1e3);
-    for tier in tiers {
-        let ms = best_ms(REPEATS, LAYERS, |layer| {
-            for page in layer * per_layer..(layer + 1) * per_layer {
-                let (source, target) = (&source[page * from..], &mut target[page * to..]);
-                reencode(*tier, &shape, PageFormat::F16, PageFormat::Int8, source, target)
-                    .expect("the page is finite");
-            }
-            black_box(&target);
-        });
-        println!("{:8} {:6.2}  {:.2}x memcpy", tier.name(), gigabytes / ms * 1e3, copy / ms);
     }
 }
 
@@ -290,20 +347,20 @@ fn main() {
     let pool = BarrierPool::new(threads);
     let tiers: Vec<Tier> =
         Tier::available().into_iter().rev().filter(|t| *t != Tier::Scalar).collect();
+    let part = words.next().unwrap_or_default();
+    let named = |format: &PageFormat| format.name().starts_with(&part);
+    let formats: Vec<PageFormat> = PageFormat::ALL.into_iter().filter(named).collect();
     println!("{threads} threads");
     if "decode".starts_with(&only) {
-        decode_table(&pool, &tiers);
+        decode_table(&pool, &tiers, &formats);
     }
     if "hot".starts_with(&only) {
-        hot_table(&pool, &tiers);
+        hot_table(&pool, &tiers, &formats);
     }
     if "prefill".starts_with(&only) {
-        prefill_table(&pool, &tiers);
+        prefill_table(&pool, &tiers, &formats);
     }
     if "shapes".starts_with(&only) {
-        shapes_table(&pool, &tiers);
-    }
-    if "encode".starts_with(&only) {
-        encode_table(&tiers);
+        shapes_table(&pool, &tiers, &formats);
     }
 }

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use reef_kernels::attention::{AttentionShape, SequenceRows};
 use reef_kernels::dispatch::Tier;
 use reef_kernels::page::write_kv;
-use reef_kv::page::{PAGE_ALIGN, PageFormat};
+use reef_kv::page::{PAGE_ALIGN, PageFormat, Scaling};
 use support::{SMOLLM2, World, attend, bits, format_of, shapes};
 
 proptest! {
@@ -104,6 +104,62 @@ fn a_token_a_row_must_not_see_cannot_reach_it() {
         let tile = world.attend(tier, 2, 30, 34);
         assert!(bits(&tile[..10 * 9 * 64]) == bits(&clean), "{}", tier.name());
         assert!(tile[33 * 9 * 64..].iter().any(|x| x.is_nan()));
+    }
+}
+
+/// Puts NaN into everything that belongs to token `slot` alone: codes and numbers that can be NaN, and
+/// the scales and minima of V.
+fn poison(world: &mut World, page: usize, slot: usize) {
+    let (format, shape) = (world.pages[page].format, world.shape.page());
+    let start = world.pages[page].byte_offset();
+    let bytes = &mut world.arena[start..start + shape.page_bytes(format)];
+    let group = shape.key_group();
+    for head in 0..shape.kv_heads {
+        let at = shape.head(format, head);
+        for channel in 0..shape.head_dim {
+            let key = (slot / group * shape.head_dim + channel) * group + slot % group;
+            let value = slot * shape.head_dim + channel;
+            for index in [(at.k, key), (at.v, value)] {
+                match format {
+                    PageFormat::F16 => bytes[index.0 + 2 * index.1 + 1] = 0x7f,
+                    PageFormat::Fp8E5M2 => bytes[index.0 + index.1] = 0x7f,
+                    _ => {}
+                }
+            }
+        }
+        if format.values().scaling() == Scaling::Grouped {
+            for row in slot * shape.value_groups()..(slot + 1) * shape.value_groups() {
+                bytes[at.v_scale + 2 * row + 1] = 0x7f;
+                bytes[at.v_min + 2 * row + 1] = 0x7f;
+            }
+        }
+    }
+}
+
+#[test]
+fn nan_beyond_the_window_reaches_neither_output_nor_masses() {
+    // Rows 200 to 231 see no token before 161, the second of its block.
+    let shape = AttentionShape { window: Some(40), ..SMOLLM2 };
+    for format in PageFormat::ALL {
+        let mut world = World::new(shape, 256, 1, 9, |_| Some(format));
+        let see = |world: &World, tier, rows| world.attend_and_observe(tier, 2, (200, rows), true);
+        let clean = see(&world, Tier::Scalar, 32);
+        let seen = see(&world, Tier::Scalar, 1);
+        for token in [0, 159, 160] {
+            poison(&mut world, token / 32, token % 32);
+        }
+        for tier in Tier::available() {
+            for (rows, clean) in [(32, &clean), (1, &seen)] {
+                let (out, masses) = see(&world, tier, rows);
+                let name = format!("{} {}", tier.name(), format.name());
+                assert!(out.iter().chain(&masses).all(|x| x.is_finite()), "{name}");
+                assert!(bits(&out) == bits(&clean.0) && bits(&masses) == bits(&clean.1), "{name}");
+            }
+            // The row before sees token 160.
+            let all = world.attend(tier, 2, 199, 1);
+            let can_be_nan = !matches!(format, PageFormat::Fp8E4M3);
+            assert!(!can_be_nan || all.iter().any(|x| x.is_nan()), "{}", format.name());
+        }
     }
 }
 

@@ -575,7 +575,13 @@ unsafe fn spread<S: Simd>(
         let factor = S::splat(factor);
         match groups {
             1 => spread_columns::<S, 1>(halves, tokens, factor, out),
-            2 => spread_columns::<S, 2>(halves, tokens, factor, out),
+            2 => {
+                for token in (0..tokens).step_by(LANES) {
+                    let (first, second) = S::load_f16_pairs(halves.add(2 * token));
+                    S::store(out.add(token), S::mul(factor, first));
+                    S::store(out.add(KEY_GROUP_MAX + token), S::mul(factor, second));
+                }
+            }
             4 => spread_columns::<S, 4>(halves, tokens, factor, out),
             8 => spread_columns::<S, 8>(halves, tokens, factor, out),
             _ => {

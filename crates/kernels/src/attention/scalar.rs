@@ -3,7 +3,7 @@
 use super::element::unit;
 use super::mass::{Masses, add_pages};
 use super::{AttentionShape, SPLIT_TOKENS, SequenceRows};
-use crate::page::scalar::half_at;
+use crate::page::scalar::{half_at, nibble_at, single_at};
 use crate::pool::BarrierPool;
 use crate::rows::for_each_row;
 use crate::scalar::{exp, reduce_add};
@@ -180,21 +180,13 @@ fn stored(format: PartFormat, part: &[u8], index: usize) -> f32 {
     match format {
         PartFormat::F16 => half_at(part, 2 * index),
         PartFormat::U8 => f32::from(part[index]),
-        PartFormat::U4 => {
-            let byte = part[index / (2 * LANES) * LANES + index % LANES];
-            f32::from(if (index / LANES).is_multiple_of(2) { byte & 15 } else { byte >> 4 })
-        }
+        PartFormat::U4 => f32::from(nibble_at(part, 0, index)),
         PartFormat::E4M3 => {
             let code = u16::from(part[index]);
             f16::from_bits((code & 0x80) << 8 | (code & 0x7f) << 7).to_f32()
         }
         PartFormat::E5M2 => f16::from_bits(u16::from(part[index]) << 8).to_f32(),
     }
-}
-
-/// The f32 at byte `at`.
-fn single_at(page: &[u8], at: usize) -> f32 {
-    f32::from_le_bytes([page[at], page[at + 1], page[at + 2], page[at + 3]])
 }
 
 /// The weights of one key group: their sum, and the maximum they are relative to.

@@ -7,7 +7,7 @@ use super::schedule::{AttentionScratch, Plan, ThreadScratch, part_floats};
 use super::{AttentionShape, SequenceRows};
 use crate::pool::BarrierPool;
 use crate::simd::LANES;
-use reef_kv::page::{PageRef, PageShape, PartFormat, Scaling};
+use reef_kv::page::{HeadLayout, PageFormat, PageRef, PageShape, PartFormat, Scaling};
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
@@ -30,6 +30,8 @@ struct Batch<'a> {
     kernels: &'static Kernels,
     shape: &'a AttentionShape,
     page: PageShape,
+    /// Layout of the first KV head, in the order of [`PageFormat::ALL`].
+    layouts: [HeadLayout; PageFormat::ALL.len()],
     arena: &'a [u8],
 }
 
@@ -103,7 +105,9 @@ pub(super) fn run(
     out: &mut [f32],
 ) {
     let tasks = scratch.plan(shape, sequences, pool.threads());
-    let batch = Batch { kernels, shape, page: shape.page(), arena };
+    let page = shape.page();
+    let layouts = PageFormat::ALL.map(|format| page.head(format, 0));
+    let batch = Batch { kernels, shape, page, layouts, arena };
     let parts = Shared(scratch.parts.pointer());
     let sums = Shared(scratch.sums.pointer());
     let masses = Shared(scratch.masses.values.as_mut_ptr());
@@ -484,9 +488,24 @@ impl Batch<'_> {
         }
     }
 
+    /// [`PageShape::head`], looked up.
+    fn layout(&self, format: PageFormat, kv_head: usize) -> HeadLayout {
+        let at = self.layouts[format as usize];
+        let skip = kv_head * at.end;
+        HeadLayout {
+            k: at.k + skip,
+            v: at.v + skip,
+            k_scale: at.k_scale + skip,
+            k_min: at.k_min + skip,
+            v_scale: at.v_scale + skip,
+            v_min: at.v_min + skip,
+            end: at.end + skip,
+        }
+    }
+
     /// Where the K and V of a key group lie.
     fn stored(&self, kv_head: usize, page: &PageRef, group: usize) -> (*const u8, *const u8) {
-        let at = self.page.head(page.format, kv_head);
+        let at = self.layout(page.format, kv_head);
         let values = group * self.page.key_group() * self.shape.head_dim;
         let skip = |part: PartFormat| values * part.bits() / 8;
         let bytes = &self.arena[page.byte_offset()..];
@@ -497,7 +516,7 @@ impl Batch<'_> {
 
     /// Fetches the scales of a key group into the cache; f16 has none.
     fn fetch_scales(&self, kv_head: usize, page: &PageRef, group: usize) {
-        let at = self.page.head(page.format, kv_head);
+        let at = self.layout(page.format, kv_head);
         match page.format.keys().scaling() {
             Scaling::None => return,
             Scaling::Whole => {
@@ -528,7 +547,7 @@ impl Batch<'_> {
         own: &mut ThreadScratch,
     ) -> Group {
         let (dim, tokens) = (self.shape.head_dim, self.page.key_group());
-        let at = self.page.head(page.format, kv_head);
+        let at = self.layout(page.format, kv_head);
         let (mut v_scale, v_min) = (own.v_scale.pointer().cast_const(), own.v_min.pointer());
         // SAFETY: the layout keeps every part inside the page, and `check` the page in the arena.
         unsafe {

@@ -64,6 +64,24 @@ impl Simd for Avx2 {
         }
     }
     #[inline(always)]
+    unsafe fn load_f16_pairs(p: *const u16) -> (Pair, Pair) {
+        // Packing works per 128-bit half: the permutation puts the quarters back in order.
+        #[inline(always)]
+        unsafe fn packed(a: __m256i, b: __m256i) -> Pair {
+            unsafe {
+                let words = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packus_epi32(a, b));
+                let low = _mm256_cvtph_ps(_mm256_castsi256_si128(words));
+                Pair(low, _mm256_cvtph_ps(_mm256_extracti128_si256::<1>(words)))
+            }
+        }
+        unsafe {
+            let (a, b) = (_mm256_loadu_si256(p.cast()), _mm256_loadu_si256(p.add(16).cast()));
+            let word = _mm256_set1_epi32(0xffff);
+            let first = packed(_mm256_and_si256(a, word), _mm256_and_si256(b, word));
+            (first, packed(_mm256_srli_epi32::<16>(a), _mm256_srli_epi32::<16>(b)))
+        }
+    }
+    #[inline(always)]
     unsafe fn store_f16(p: *mut u16, x: Pair) {
         unsafe {
             _mm_storeu_si128(p.cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(x.0));
@@ -80,17 +98,17 @@ impl Simd for Avx2 {
     }
     #[inline(always)]
     unsafe fn load_u4(p: *const u8, high: bool) -> Pair {
-        #[inline(always)]
-        unsafe fn half(p: *const u8, shift: __m128i) -> __m256 {
-            unsafe {
-                let bytes = _mm256_cvtepu8_epi32(_mm_loadl_epi64(p.cast()));
-                let codes = _mm256_and_si256(_mm256_srl_epi32(bytes, shift), _mm256_set1_epi32(15));
-                _mm256_cvtepi32_ps(codes)
-            }
-        }
         unsafe {
-            let shift = _mm_cvtsi32_si128(4 * i32::from(high));
-            Pair(half(p, shift), half(p.add(8), shift))
+            let low_half = _mm256_cvtepu8_epi32(_mm_loadl_epi64(p.cast()));
+            let high_half = _mm256_cvtepu8_epi32(_mm_loadl_epi64(p.add(8).cast()));
+            // Which of the two is the same all through a loop, mostly: a branch is cheaper than both.
+            let (a, b) = if high {
+                (_mm256_srli_epi32::<4>(low_half), _mm256_srli_epi32::<4>(high_half))
+            } else {
+                let nibble = _mm256_set1_epi32(15);
+                (_mm256_and_si256(low_half, nibble), _mm256_and_si256(high_half, nibble))
+            };
+            Pair(_mm256_cvtepi32_ps(a), _mm256_cvtepi32_ps(b))
         }
     }
     #[inline(always)]

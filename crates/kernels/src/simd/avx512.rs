@@ -43,6 +43,14 @@ impl Simd for Avx512 {
         unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(p.cast())) }
     }
     #[inline(always)]
+    unsafe fn load_f16_pairs(p: *const u16) -> (__m512, __m512) {
+        unsafe {
+            let pairs = _mm512_loadu_si512(p.cast());
+            let second = _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(pairs));
+            (_mm512_cvtph_ps(_mm512_cvtepi32_epi16(pairs)), _mm512_cvtph_ps(second))
+        }
+    }
+    #[inline(always)]
     unsafe fn store_f16(p: *mut u16, x: __m512) {
         unsafe { _mm256_storeu_si256(p.cast(), _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(x)) }
     }

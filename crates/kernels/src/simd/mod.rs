@@ -34,6 +34,10 @@ pub trait Simd: Copy + 'static {
     /// # Safety
     /// See the trait.
     unsafe fn load_f16(p: *const u16) -> Self::F;
+    /// Sixteen pairs of halves (64 bytes read) to f32, exact: the first of each pair, and the second.
+    /// # Safety
+    /// See the trait.
+    unsafe fn load_f16_pairs(p: *const u16) -> (Self::F, Self::F);
     /// Rounds to nearest even.
     /// # Safety
     /// See the trait.
