@@ -9,7 +9,10 @@ use reef_model::gguf::Gguf;
 use reef_model::runner::{Activations, KeyRotation, ModelRunner, RunnerOptions};
 
 use crate::output::{WrongArguments, note};
-use crate::pull;
+use crate::{profiles, pull};
+
+/// Tokens of a KV block unless `--block-size` says otherwise.
+pub const BLOCK_SIZE: usize = 32;
 
 /// The model and how to compute with it.
 #[derive(clap::Args, Clone, Debug)]
@@ -23,11 +26,12 @@ pub struct ModelArgs {
     /// Precision of the activations that meet quantised weights; f32 is the slow reference
     #[arg(long, value_enum, default_value_t = ActivationsArg::Int8)]
     activations: ActivationsArg,
-    /// Turn keys by a Hadamard matrix when they are written, queries to match
-    #[arg(long, value_enum, default_value_t = KeyRotationArg::None)]
+    /// Turn keys by a Hadamard matrix when they are written, queries to match; auto: as measured best
+    /// for the model (see `reef pull`), none while that is unknown
+    #[arg(long, value_enum, default_value_t = KeyRotationArg::Auto)]
     key_rotation: KeyRotationArg,
     /// Tokens of a KV block
-    #[arg(long, value_name = "16|32|64|128", default_value = "32", value_parser = parse_block_size)]
+    #[arg(long, value_name = "16|32|64|128", default_value_t = BLOCK_SIZE, value_parser = parse_block_size)]
     pub block_size: usize,
 }
 
@@ -43,6 +47,8 @@ enum ActivationsArg {
 /// Values of `--key-rotation`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum KeyRotationArg {
+    /// What the model's profile says
+    Auto,
     /// As the rope left them
     None,
     /// Normalized Walsh-Hadamard matrix of each head
@@ -56,7 +62,7 @@ fn parse_block_size(text: &str) -> Result<usize, String> {
     }
 }
 
-/// Reads a KV format's name; those of later versions are refused by name.
+/// Reads a KV format's name.
 pub fn parse_kv_format(text: &str) -> Result<PageFormat, String> {
     let found = PageFormat::ALL.into_iter().find(|format| format.name() == text);
     found.ok_or_else(|| {
@@ -83,12 +89,27 @@ impl ModelArgs {
             activations,
             block_size: self.block_size,
             key_rotation: match self.key_rotation {
+                KeyRotationArg::Auto => {
+                    profiles::known(gguf).map_or(KeyRotation::None, |profile| profile.key_rotation)
+                }
                 KeyRotationArg::None => KeyRotation::None,
                 KeyRotationArg::Hadamard => KeyRotation::Hadamard,
             },
         };
         Ok(ModelRunner::load(gguf, options)?)
     }
+}
+
+/// Loads the weights of `gguf` with the defaults of every option.
+pub fn default_runner(gguf: &Gguf, threads: usize) -> anyhow::Result<ModelRunner> {
+    let options = RunnerOptions {
+        threads,
+        tier: cpu_tier()?,
+        activations: Activations::Int8,
+        block_size: BLOCK_SIZE,
+        key_rotation: KeyRotation::None,
+    };
+    Ok(ModelRunner::load(gguf, options)?)
 }
 
 /// Opens a model file.

@@ -3,10 +3,12 @@
 mod bench;
 mod eval;
 mod inspect;
+mod kv_args;
 mod load;
 mod memory;
 mod output;
 mod peer;
+mod profiles;
 mod progress;
 mod pull;
 mod run;

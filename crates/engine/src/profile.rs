@@ -3,7 +3,7 @@
 
 use reef_kv::page::PageFormat;
 use reef_kv::{ByFormat, HarmTable, Ladder, TAIL_TOKENS};
-use reef_model::runner::{Activations, ModelRunner};
+use reef_model::runner::{Activations, KeyRotation, ModelRunner};
 
 use crate::eval::Lanes;
 use crate::score::{Scoring, score_together};
@@ -21,6 +21,11 @@ pub const MAXIMUM_TOKENS: usize = 448;
 /// models lie an order of magnitude below, those whose keys have outlier channels one above
 /// (Qwen3-0.6B: perplexity 13.5 to 47.8, ik_llama.cpp issue 1509).
 pub const FOUR_BIT_KEY_LIMIT_NATS: f64 = 0.05;
+
+/// Keys are rotated where that lowers the divergence of int4 at least to this share: below it lies what
+/// another text could turn round. (SmolLM2-135M gains; Gemma 3, whose keys have outlier channels that
+/// scales per channel hold and a rotation spreads, loses.)
+pub const ROTATION_GAIN: f64 = 0.95;
 
 /// Every format but f16, with which they are compared.
 const LOSSY: [PageFormat; 5] = [
@@ -49,19 +54,21 @@ pub struct ModelProfile {
     pub evict_nats: f64,
     /// Whether keys may go to 4 bits: see [`FOUR_BIT_KEY_LIMIT_NATS`].
     pub four_bit_keys: bool,
+    /// The rotation under which all this was measured, the better of two: see [`ROTATION_GAIN`].
+    pub key_rotation: KeyRotation,
 }
 
 impl ModelProfile {
-    fn new(format_nats: ByFormat<f64>, evict_nats: f64) -> ModelProfile {
+    fn new(key_rotation: KeyRotation, format_nats: ByFormat<f64>, evict_nats: f64) -> ModelProfile {
         let key_nats = format_nats[PageFormat::Int4] - format_nats[PageFormat::K8V4];
         // A NaN forbids.
         let four_bit_keys = key_nats < FOUR_BIT_KEY_LIMIT_NATS;
-        ModelProfile { format_nats, evict_nats, four_bit_keys }
+        ModelProfile { format_nats, evict_nats, four_bit_keys, key_rotation }
     }
 
     /// Every rung that the model bears, with its own harm.
     pub fn ladder(&self) -> Ladder {
-        let ModelProfile { format_nats, evict_nats, four_bit_keys } = *self;
+        let ModelProfile { format_nats, evict_nats, four_bit_keys, .. } = *self;
         Ladder { four_bit_keys, harm: HarmTable { format_nats, evict_nats }, ..Ladder::default() }
     }
 }
@@ -77,8 +84,9 @@ fn kept_tokens(block_size: usize) -> usize {
 }
 
 /// Measures `runner` on `ids`, at most [`MAXIMUM_TOKENS`] of them and the trained context, with blocks
-/// of `block_size` tokens (as the runner was loaded with). `progress` is told tokens done and tokens in
-/// all. The runner's activations are afterwards what they were.
+/// of `block_size` tokens (as the runner was loaded with), without and with rotated keys. `progress` is
+/// told tokens done and tokens in all. The runner's activations and rotation are afterwards what they
+/// were.
 ///
 /// One sequence with f16 KV, one a lossy format and one that drops run side by side, a block at a time,
 /// so that each row attends sealed blocks in their final format.
@@ -98,18 +106,31 @@ pub fn measure(
     if ids.len() < minimum {
         return Err(EngineError::ShortText { tokens: ids.len(), minimum });
     }
-    let before = runner.activations();
+    let before = (runner.activations(), runner.key_rotation());
     runner.set_activations(Activations::F32);
-    let profile = measure_in_f32(runner, block_size, ids, progress);
-    runner.set_activations(before);
-    profile
+    let mut measure_with = |key_rotation, done| {
+        runner.set_key_rotation(key_rotation);
+        let mut progress = |tokens| progress(done + tokens, 2 * ids.len());
+        measure_rotated(runner, block_size, ids, &mut progress)
+    };
+    let plain = measure_with(KeyRotation::None, 0);
+    let rotated = measure_with(KeyRotation::Hadamard, ids.len());
+    runner.set_activations(before.0);
+    runner.set_key_rotation(before.1);
+    Ok(better(plain?, rotated?))
 }
 
-fn measure_in_f32(
+/// The profile with rotated keys where they are worth it.
+fn better(plain: ModelProfile, rotated: ModelProfile) -> ModelProfile {
+    let nats = |profile: &ModelProfile| profile.format_nats[PageFormat::Int4];
+    if nats(&rotated) <= ROTATION_GAIN * nats(&plain) { rotated } else { plain }
+}
+
+fn measure_rotated(
     runner: &mut ModelRunner,
     block_size: usize,
     ids: &[u32],
-    progress: &mut dyn FnMut(usize, usize),
+    progress: &mut dyn FnMut(usize),
 ) -> Result<ModelProfile, EngineError> {
     let flat = |format_at_seal| Rules { format_at_seal, ..Rules::default() };
     let mut treatments: Vec<Rules> = LOSSY.into_iter().map(flat).collect();
@@ -124,13 +145,13 @@ fn measure_in_f32(
             sums[treatment].tokens += 1;
         }
         if treatment == 0 {
-            progress(scored.index + 1, ids.len());
+            progress(scored.index + 1);
         }
     })?;
     let means: Vec<f64> = sums.iter().map(|sum| sum.nats / sum.tokens.max(1) as f64).collect();
     let mut format_nats = ByFormat::default();
     LOSSY.into_iter().zip(&means).for_each(|(format, mean)| format_nats[format] = *mean);
-    Ok(ModelProfile::new(format_nats, means[LOSSY.len()]))
+    Ok(ModelProfile::new(runner.key_rotation(), format_nats, means[LOSSY.len()]))
 }
 
 #[cfg(test)]
@@ -146,7 +167,7 @@ mod tests {
                 PageFormat::Int4 => int4,
                 _ => 0.0,
             };
-            ModelProfile::new(ByFormat::from_fn(nats), 0.3)
+            ModelProfile::new(KeyRotation::None, ByFormat::from_fn(nats), 0.3)
         };
         // Values in 4 bits may cost what they cost: only what the keys add counts.
         assert!(profile(0.2, 0.2 + 0.9 * FOUR_BIT_KEY_LIMIT_NATS).four_bit_keys);
@@ -156,5 +177,21 @@ mod tests {
         assert_eq!(ladder.floor(Fidelity::Evict), PageFormat::K8V4);
         assert_eq!(ladder.harm.format_nats[PageFormat::Int4], 1.3);
         assert_eq!(ladder.harm.evict_nats, 0.3);
+    }
+
+    #[test]
+    fn keys_are_rotated_only_where_that_is_clearly_better() {
+        let profile = |key_rotation, int4| {
+            let nats = |format| if format == PageFormat::Int4 { int4 } else { 0.0 };
+            ModelProfile::new(key_rotation, ByFormat::from_fn(nats), 0.3)
+        };
+        let chosen = |plain, rotated| {
+            let plain = profile(KeyRotation::None, plain);
+            better(plain, profile(KeyRotation::Hadamard, rotated)).key_rotation
+        };
+        assert_eq!(chosen(0.010, 0.007), KeyRotation::Hadamard);
+        assert_eq!(chosen(0.010, 0.0099), KeyRotation::None);
+        assert_eq!(chosen(0.005, 0.015), KeyRotation::None);
+        assert_eq!(chosen(0.005, f64::NAN), KeyRotation::None);
     }
 }

@@ -87,6 +87,19 @@ pub enum KeyRotation {
     Hadamard,
 }
 
+impl KeyRotation {
+    /// Every rotation.
+    pub const ALL: [KeyRotation; 2] = [KeyRotation::None, KeyRotation::Hadamard];
+
+    /// The name on the command line and in files.
+    pub fn name(self) -> &'static str {
+        match self {
+            KeyRotation::None => "none",
+            KeyRotation::Hadamard => "hadamard",
+        }
+    }
+}
+
 /// What arithmetic runs on.
 pub struct Compute {
     /// CPU tier.
@@ -177,6 +190,17 @@ impl ModelRunner {
     /// Changes the precision of activations from the next pass on.
     pub fn set_activations(&mut self, activations: Activations) {
         self.compute.quantize = activations == Activations::Int8;
+    }
+
+    /// How keys are rotated.
+    pub fn key_rotation(&self) -> KeyRotation {
+        self.shape.groups.first().map_or(KeyRotation::None, |group| group.key_rotation)
+    }
+
+    /// Changes the rotation of keys: for sequences that begin after it, since pages do not say how
+    /// theirs were rotated.
+    pub fn set_key_rotation(&mut self, key_rotation: KeyRotation) {
+        self.shape.groups.iter_mut().for_each(|group| group.key_rotation = key_rotation);
     }
 
     /// Checks that every token is in the vocabulary, before work is begun that needs them all.

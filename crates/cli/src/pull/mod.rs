@@ -13,9 +13,12 @@ use anyhow::{Context as _, bail};
 use serde_json::json;
 
 use crate::output::{self, WrongArguments};
-use crate::{Common, sizes};
+use crate::{Common, profiles, sizes};
 use catalog::Known;
 pub use lock::acquire as acquire_lock;
+
+/// Models with more parameters are not measured when they are fetched: it would take minutes.
+const PROFILED_PARAMETERS: usize = 1_500_000_000;
 
 /// What starts the name of a file on a model hub.
 const HUB_PREFIX: &str = "hf:";
@@ -38,6 +41,9 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let model = Wanted::parse(&args.alias)?;
     let path = model.provide(args.offline)?;
     output::note(&model.license());
+    if let Err(error) = profile(&path, args.common.threads()) {
+        output::note(&format!("warning: its KV memory is not measured: {error:#}"));
+    }
     if args.common.json {
         return output::print_json(&json!({
             "alias": args.alias,
@@ -48,6 +54,24 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         }));
     }
     output::print_line(&path.display().to_string())
+}
+
+/// Measures, if that is unknown, what lossy KV memory costs the model: so that runs know from the start
+/// whether its keys bear 4 bits. Left to the first run that needs it where it would take long.
+fn profile(path: &Path, threads: usize) -> anyhow::Result<()> {
+    let gguf = crate::load::open(path)?;
+    if profiles::known(&gguf).is_some() {
+        return Ok(());
+    }
+    let parameters: usize = gguf.tensors().map(|tensor| tensor.elements()).sum();
+    if parameters > PROFILED_PARAMETERS {
+        output::note(
+            "what lossy KV memory costs this model is measured by the first run that needs it",
+        );
+        return Ok(());
+    }
+    let mut runner = crate::load::default_runner(&gguf, threads)?;
+    profiles::known_or_measured(&gguf, &mut runner, crate::load::BLOCK_SIZE).map(drop)
 }
 
 /// The GGUF file that `model` means: an alias known to `reef pull` (fetched now if it is not in the

@@ -10,17 +10,14 @@ use std::io::{IsTerminal as _, Read as _};
 use std::path::PathBuf;
 
 use anyhow::{Context as _, bail};
-use reef_engine::session::Rules;
-use reef_engine::{Engine, EngineConfig, Request, Sampling};
-use reef_kv::page::PageFormat;
-use reef_kv::policy::{self, EvictionPolicy, PolicyOptions, UnknownPolicy};
-use reef_kv::{Fidelity, Ladder};
+use reef_engine::{Engine, Request, Sampling};
 use reef_model::gguf::Gguf;
 use reef_model::tokenizer::{Encode, Tokenizer};
 
-use crate::load::{ModelArgs, open, parse_kv_format};
+use crate::kv_args::KvArgs;
+use crate::load::{ModelArgs, open};
 use crate::output::{WrongArguments, note, print_json};
-use crate::{Common, memory, signals, sizes};
+use crate::{Common, signals};
 use chat::Chat;
 use stream::Streamed;
 
@@ -52,21 +49,8 @@ pub struct Args {
     /// Generate at most N tokens [default: what fits at the contract's floor]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     max_tokens: Option<usize>,
-    /// KV memory, such as 24MiB [default: what the trained context needs, at most half of what is free]
-    #[arg(long, value_name = "SIZE", value_parser = sizes::parse)]
-    kv_memory: Option<u64>,
-    /// What may be done to the KV memory: exact, int8, int4 or evict; each permits those before it
-    #[arg(long, value_name = "CONTRACT", default_value = "evict")]
-    fidelity: Fidelity,
-    /// Format of every sealed block from the start
-    #[arg(long, value_name = "FORMAT", default_value = "f16", value_parser = parse_kv_format)]
-    kv_format: PageFormat,
-    /// Which blocks are dropped first: sinks or window
-    #[arg(long, value_name = "POLICY", default_value = "sinks")]
-    policy: String,
-    /// Commit all KV memory at start
-    #[arg(long)]
-    prefault: bool,
+    #[command(flatten)]
+    kv: KvArgs,
     /// 0 takes the likeliest token
     #[arg(long, value_name = "T", default_value_t = 0.0, allow_negative_numbers = true)]
     temperature: f32,
@@ -94,22 +78,25 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let prompt = prompt(&args)?;
     let gguf = open(&path)?;
     let tokenizer = Tokenizer::from_gguf(&gguf)?;
-    let mut engine = engine(&args, &gguf)?;
     let chat = match args.chat || args.chat_template.is_some() || prompt.is_none() {
         true => Some(Chat::new(&gguf, &tokenizer, args.chat_template.as_deref())?),
         false => None,
     };
+    let ids = match (&chat, &prompt) {
+        (Some(chat), Some(prompt)) => Some(chat.first_turn(prompt)?),
+        (None, Some(prompt)) => Some(tokenizer.encode(prompt, Encode::default())?),
+        _ => None,
+    };
+    let tokens = ids.as_ref().zip(args.max_tokens);
+    let tokens = tokens.map(|(ids, max_tokens)| ids.len().saturating_add(max_tokens));
+    let mut engine = engine(&args, &gguf, tokens)?;
     drop(gguf);
     // Only now: what comes before has nothing to show, so Ctrl-C just ends it.
     let interrupted = signals::install()?;
-    let Some(prompt) = prompt else {
+    let Some(ids) = ids else {
         let chat = chat.context("a chat has a template")?;
         return chat
             .converse(&mut |ids| generate(&args, &tokenizer, &mut engine, ids, interrupted));
-    };
-    let ids = match &chat {
-        Some(chat) => chat.first_turn(&prompt)?,
-        None => tokenizer.encode(&prompt, Encode::default())?,
     };
     let streamed = generate(&args, &tokenizer, &mut engine, ids, interrupted)?;
     if args.common.json {
@@ -120,18 +107,8 @@ pub fn run(args: Args) -> anyhow::Result<()> {
 }
 
 fn check(args: &Args) -> anyhow::Result<()> {
-    if args.kv_format != PageFormat::F16 && args.fidelity == Fidelity::Exact {
-        bail!(WrongArguments(format!(
-            "--kv-format {} goes not with --fidelity exact: permit int8 or keep f16",
-            args.kv_format.name()
-        )));
-    }
-    policy_of(args).map_err(|e| WrongArguments(e.to_string()))?;
+    args.kv.check()?;
     sampling(args).check().map_err(|e| anyhow::Error::new(WrongArguments(e)))
-}
-
-fn policy_of(args: &Args) -> Result<Box<dyn EvictionPolicy>, UnknownPolicy> {
-    policy::by_name(&args.policy, &PolicyOptions { seed: args.seed, ..PolicyOptions::default() })
 }
 
 fn sampling(args: &Args) -> Sampling {
@@ -160,28 +137,9 @@ fn prompt(args: &Args) -> anyhow::Result<Option<String>> {
     Ok(Some(text))
 }
 
-fn engine(args: &Args, gguf: &Gguf) -> anyhow::Result<Engine> {
-    let runner = args.model.runner(gguf, args.common.threads())?;
-    let spec = runner.spec();
-    let block_size = args.model.block_size;
-    let per_token = spec.bytes_per_token(PageFormat::F16, block_size);
-    // A twentieth more than the context's pages: tables, the reserve, and spans partly filled.
-    let context_bytes = (spec.trained_context as f64 * per_token * 1.05) as u64 + (4 << 20);
-    let budget = memory::kv_budget(args.kv_memory, context_bytes, gguf.file_size() as u64)?;
-    if args.kv_memory.is_none() {
-        note(&format!("KV memory: {} (--kv-memory changes it)", sizes::display(budget)));
-    }
-    let policy = policy_of(args)?;
-    let rules = Rules { policy, format_at_seal: args.kv_format, ..Rules::default() };
-    let budget_bytes = usize::try_from(budget).context("--kv-memory is too large")?;
-    let config = EngineConfig {
-        budget_bytes,
-        prefault: args.prefault,
-        block_size,
-        rules,
-        ladder: Ladder::default(),
-        pinned_layers: Vec::new(),
-    };
+fn engine(args: &Args, gguf: &Gguf, tokens: Option<usize>) -> anyhow::Result<Engine> {
+    let mut runner = args.model.runner(gguf, args.common.threads())?;
+    let config = args.kv.engine_config(gguf, &mut runner, args.model.block_size, tokens)?;
     Ok(Engine::new(runner, config)?)
 }
 
@@ -199,7 +157,7 @@ fn generate(
     let request = Request {
         prompt,
         max_tokens: args.max_tokens,
-        fidelity: args.fidelity,
+        fidelity: args.kv.fidelity,
         sampling: sampling(args),
         end_ids,
     };
