@@ -2,8 +2,6 @@
 
 mod world;
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use reef_kv::page::{PageFormat, PageShape};
@@ -11,35 +9,6 @@ use reef_kv::policy::Sinks;
 use reef_kv::relief::MoveKind;
 use reef_kv::*;
 use world::*;
-
-struct Counting;
-
-thread_local! {
-    static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
-}
-
-// SAFETY: hands everything on to the system's allocator; counting allocates nothing.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.with(|count| count.set(count.get() + 1));
-        // SAFETY: the caller's promises are the system allocator's.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: as above.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-
-    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
-        ALLOCATIONS.with(|count| count.set(count.get() + 1));
-        // SAFETY: as above.
-        unsafe { System.realloc(pointer, layout, new_size) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
 
 const POLICY: Sinks = Sinks { tail_tokens: TAIL_TOKENS };
 
@@ -55,6 +24,12 @@ fn pool(halves_of_minimum: usize) -> BlockPool {
 }
 
 #[test]
+fn the_counter_counts() {
+    let allocated = allocation_counter::measure(|| drop(std::hint::black_box(vec![0u8; 100])));
+    assert_eq!(allocated.count_total, 1);
+}
+
+#[test]
 fn relief_allocates_nothing_while_it_encodes() {
     let pool = pool(5);
     let mut sequence = Sequence::new(&pool, request(0, Fidelity::Int4));
@@ -63,13 +38,14 @@ fn relief_allocates_nothing_while_it_encodes() {
     while sequence.next_position() < limit {
         let plan = plan_relief(&pool, &[demand(&sequence, 1, 1)], &POLICY);
         assert_eq!(plan.shortage, None);
-        let before = ALLOCATIONS.with(Cell::get);
-        let outcome = apply_relief(&pool, &mut [&mut sequence], &plan, 0, &mut |jobs| {
-            batches += 1;
-            keep_stamp(jobs);
+        let allocated = allocation_counter::measure(|| {
+            let outcome = apply_relief(&pool, &mut [&mut sequence], &plan, 0, &mut |jobs| {
+                batches += 1;
+                keep_stamp(jobs);
+            });
+            moved += outcome.unwrap().moved_pages;
         });
-        assert_eq!(ALLOCATIONS.with(Cell::get), before, "{outcome:?}");
-        moved += outcome.unwrap().moved_pages;
+        assert_eq!(allocated.count_total, 0, "{allocated:?}");
         rungs.extend(plan.moves.iter().map(|planned| planned.rung()));
         extend(&mut sequence, 1);
     }

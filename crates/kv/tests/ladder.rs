@@ -199,7 +199,8 @@ fn a_refused_page_stays_and_its_block_goes_on_without_it() {
             keep_stamp(jobs);
             jobs_seen += jobs.len();
             // The third layer of each block holds a NaN.
-            jobs.iter_mut().filter(|job| job.source_format == F16).nth(2).map(|j| j.refused = true);
+            let third = jobs.iter_mut().filter(|job| job.source_format == F16).nth(2);
+            third.into_iter().for_each(|job| job.refused = true);
         });
         assert_eq!(outcome.unwrap().refused_pages, if format == Int8 { 2 } else { 0 });
         assert_eq!(jobs_seen, if format == Int8 { 60 } else { 58 });
