@@ -185,7 +185,7 @@ fn reencode_part(
     rows: impl Iterator<Item = Rows>,
 ) -> Result<(), NotFinite> {
     if source.format == target.format {
-        dst[target.code_range()].copy_from_slice(&src[source.code_range()]);
+        copy(tier, &src[source.code_range()], &mut dst[target.code_range()]);
         copy_scales(source, target, src, dst);
         return Ok(());
     }
@@ -287,6 +287,16 @@ fn quantize(
         // SAFETY: the same.
         Tier::Avx2 => unsafe { vector::quantize_avx2(run, src, dst) },
         _ => scalar::quantize(run, src, dst),
+    }
+}
+
+/// Codes as they are.
+fn copy(tier: Tier, source: &[u8], target: &mut [u8]) {
+    match tier {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: the tier is one of this CPU's.
+        Tier::Avx512 | Tier::Avx2 => unsafe { vector::copy(source, target) },
+        _ => target.copy_from_slice(source),
     }
 }
 

@@ -106,10 +106,10 @@ fn alike_is_minus_one_unlike_is_more_and_no_direction_is_zero() {
 #[test]
 fn the_largest_keys_do_not_overflow() {
     for tier in Tier::available() {
-        let score = key_distinctness(tier, &SHAPE, &page_of(|_, _| 65504.0), &mut vec![0f32; 32]);
+        let score = key_distinctness(tier, &SHAPE, &page_of(|_, _| 65504.0), &mut [0f32; 32]);
         assert!((score + 1.0).abs() < 1e-6, "{score}");
         let tiny = page_of(|_, _| f16::from_bits(1).to_f32());
-        let score = key_distinctness(tier, &SHAPE, &tiny, &mut vec![0f32; 32]);
+        let score = key_distinctness(tier, &SHAPE, &tiny, &mut [0f32; 32]);
         assert!((score + 1.0).abs() < 1e-6, "{score}");
     }
 }

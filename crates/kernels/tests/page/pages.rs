@@ -77,13 +77,13 @@ pub fn f16_page(shape: &PageShape, fill: Fill, seed: u64) -> Vec<u8> {
         match fill {
             Fill::Uniform(exponent) => f16::from_f32(noise.unit() * 2f32.powi(exponent)),
             Fill::AnyHalf => finite(bits),
-            Fill::Constant if bits % 97 == 0 => finite(noise.bits()),
+            Fill::Constant if bits.is_multiple_of(97) => finite(noise.bits()),
             Fill::Constant => f16::from_bits(row_value),
             Fill::Subnormal => f16::from_bits((bits & 0x83ff) as u16),
-            Fill::Extremes if bits % 9 == 0 => f16::MAX,
+            Fill::Extremes if bits.is_multiple_of(9) => f16::MAX,
             Fill::Extremes if bits % 9 == 1 => f16::MIN,
             Fill::Extremes => f16::from_f32(noise.unit() * 1e-4),
-            Fill::Outliers if bits % 61 == 0 => f16::from_f32(noise.unit() * 2000.0),
+            Fill::Outliers if bits.is_multiple_of(61) => f16::from_f32(noise.unit() * 2000.0),
             Fill::Outliers => f16::from_f32(noise.unit() * 2.0),
             Fill::Zeros => f16::from_bits((bits & 0x8000) as u16),
         }

@@ -1,6 +1,7 @@
 //! 8-bit floats in vectors: [`Fp8::encode`] and [`Fp8::decode`] sixteen at a time.
 
 use super::lanes::PageLanes;
+use super::prefetch::prefetch;
 use crate::page::fp8::Fp8;
 use crate::page::reencode::NotFinite;
 use crate::page::scalar::float8_scale;
@@ -67,6 +68,8 @@ unsafe fn encode_all<S: PageLanes, const DROPPED: u32>(
     // SAFETY: the caller's contract.
     unsafe {
         for (halves, codes) in source.chunks_exact(2 * LANES).zip(target.chunks_exact_mut(LANES)) {
+            // The first pass has brought in this part; the next one lies right behind it.
+            prefetch(halves.as_ptr().wrapping_add(source.len()));
             let halves = _mm256_loadu_si256(halves.as_ptr().cast());
             let value = S::mul(S::widen(halves), S::splat(inverse));
             let code = encode::<S, DROPPED>(format, value);

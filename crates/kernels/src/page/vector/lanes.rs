@@ -22,7 +22,7 @@ pub(super) trait PageLanes: Simd {
     /// # Safety
     /// See the trait.
     unsafe fn narrow(x: Self::F) -> __m256i;
-    /// Lanes in 0..=255 to bytes, nearest even.
+    /// Lanes in 0..=256 to bytes, nearest even, at most 255.
     /// # Safety
     /// See the trait.
     unsafe fn code_bytes(x: Self::F) -> __m128i;
@@ -47,7 +47,7 @@ pub(super) trait PageLanes: Simd {
     /// # Safety
     /// See the trait.
     unsafe fn shift_right<const N: u32>(a: Self::I) -> Self::I;
-    /// Lanes in 0..=255 to bytes.
+    /// Lanes to bytes, those of 256 and a little more to 255.
     /// # Safety
     /// See the trait.
     unsafe fn low_bytes(x: Self::I) -> __m128i;
@@ -67,7 +67,7 @@ impl PageLanes for Avx512 {
     }
     #[inline(always)]
     unsafe fn code_bytes(x: __m512) -> __m128i {
-        unsafe { _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x)) }
+        unsafe { Self::low_bytes(_mm512_cvtps_epi32(x)) }
     }
     #[inline(always)]
     unsafe fn bits(x: __m512) -> __m512i {
@@ -95,7 +95,7 @@ impl PageLanes for Avx512 {
     }
     #[inline(always)]
     unsafe fn low_bytes(x: __m512i) -> __m128i {
-        unsafe { _mm512_cvtepi32_epi8(x) }
+        unsafe { _mm512_cvtusepi32_epi8(x) }
     }
 }
 

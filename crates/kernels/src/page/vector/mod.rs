@@ -3,6 +3,7 @@
 mod distinct;
 mod fp8;
 mod lanes;
+mod prefetch;
 mod quantize;
 mod write;
 
@@ -21,6 +22,15 @@ use reef_kv::page::PageShape;
 pub(super) unsafe fn shrink(source: &[u8], target: &mut [u8]) {
     // SAFETY: the caller's contract.
     unsafe { quantize::shrink(source, target) }
+}
+
+/// Copies codes that are in no cache; `source` and `target` are equally long.
+///
+/// # Safety
+/// Needs AVX2.
+#[target_feature(enable = "avx2")]
+pub(super) unsafe fn copy(source: &[u8], target: &mut [u8]) {
+    prefetch::copy(source, target)
 }
 
 macro_rules! tier {

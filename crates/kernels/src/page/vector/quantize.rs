@@ -2,6 +2,7 @@
 
 use super::fp8;
 use super::lanes::PageLanes;
+use super::prefetch::{SOURCE_AHEAD, TARGET_AHEAD, prefetch};
 use crate::page::fp8::Fp8;
 use crate::page::reencode::{NotFinite, Run, Source};
 use crate::simd::LANES;
@@ -20,6 +21,8 @@ trait Values<S: PageLanes>: Copy {
     /// # Safety
     /// See the trait.
     unsafe fn halves(self, index: usize) -> __m256i;
+    /// Where value `index` is; it need not exist.
+    fn place(self, index: usize) -> *const u8;
 }
 
 /// A part of f16 values.
@@ -31,6 +34,10 @@ impl<S: PageLanes> Values<S> for Halves {
     unsafe fn halves(self, index: usize) -> __m256i {
         // SAFETY: the trait's contract.
         unsafe { _mm256_loadu_si256(self.0.add(2 * index).cast()) }
+    }
+    #[inline(always)]
+    fn place(self, index: usize) -> *const u8 {
+        self.0.wrapping_add(2 * index)
     }
 }
 
@@ -46,6 +53,10 @@ impl<S: PageLanes, const E4M3: bool> Values<S> for Floats8<E4M3> {
             let codes = _mm_loadu_si128(self.0.add(index).cast());
             S::narrow(S::mul(fp8::decode::<S, E4M3>(codes), S::splat(self.1)))
         }
+    }
+    #[inline(always)]
+    fn place(self, index: usize) -> *const u8 {
+        self.0.wrapping_add(index)
     }
 }
 
@@ -90,8 +101,9 @@ unsafe fn quantize_width<S: PageLanes, V: Values<S>>(
     }
 }
 
-/// Rows of `VECTORS * 16` values, sixteen rows at a time: first their extremes, then all scales at
-/// once, then the codes.
+/// Rows of `VECTORS * 16` values, sixteen rows at a time: their extremes, then all scales at once,
+/// then the codes. The extremes of the next rows come before the codes of these, so that there is
+/// something to do while divisions last.
 ///
 /// # Safety
 /// As of [`quantize_width`]; `run.width` is `VECTORS * 16`.
@@ -102,44 +114,64 @@ unsafe fn quantize_rows<S: PageLanes, V: Values<S>, const VECTORS: usize, const 
     dst: &mut [u8],
 ) -> Result<(), NotFinite> {
     let (mut least, mut most) = (ORDER_OF_ZERO, ORDER_OF_ZERO);
-    for first in (0..run.rows).step_by(LANES) {
-        let rows = LANES.min(run.rows - first);
-        let start = run.first + first * run.stride;
-        // Rows that are not there: all zeros.
-        let (mut low, mut high) = ([ORDER_OF_ZERO; LANES], [ORDER_OF_ZERO; LANES]);
-        // SAFETY: the caller's contract: all rows lie inside the source and target parts.
-        unsafe {
-            for row in 0..rows {
-                let extremes = extremes::<S, V, VECTORS>(values, start + row * run.stride);
-                (low[row], high[row]) = extremes;
-            }
+    // SAFETY: the caller's contract: all rows lie inside the source and target parts.
+    unsafe {
+        let mut next = row_extremes::<S, V, VECTORS>(&run, values, 0);
+        for first in (0..run.rows).step_by(LANES) {
             for row in 0..LANES {
-                least = least.min(low[row]);
-                most = most.max(high[row]);
+                least = least.min(next.low[row]);
+                most = most.max(next.high[row]);
             }
-            let grid = grid::<S>(&low, &high);
+            let grid = grid::<S>(&next);
+            next = row_extremes::<S, V, VECTORS>(&run, values, first + LANES);
             let codes = dst.as_mut_ptr().add(run.codes);
+            let rows = LANES.min(run.rows - first);
             for row in 0..rows {
                 let (min, inverse) = (S::splat(grid.minima[row]), S::splat(grid.inverse[row]));
-                let at = start + row * run.stride;
+                let at = run.first + (first + row) * run.stride;
                 let mut vectors = [_mm_setzero_si128(); VECTORS];
                 for (i, vector) in vectors.iter_mut().enumerate() {
                     let value = S::widen(values.halves(at + i * LANES));
-                    let code = S::mul(S::sub(value, min), inverse);
-                    *vector = S::code_bytes(S::min(code, S::splat(255.0)));
+                    *vector = S::code_bytes(S::mul(S::sub(value, min), inverse));
                 }
+                let place = codes.wrapping_add(if NIBBLES { at / 2 } else { at });
+                prefetch(place.wrapping_add(TARGET_AHEAD));
                 if NIBBLES {
                     store_nibbles(codes, at, vectors);
                 } else {
-                    for (i, vector) in vectors.into_iter().enumerate() {
-                        _mm_storeu_si128(codes.add(at + i * LANES).cast(), vector);
-                    }
+                    place.cast::<[__m128i; VECTORS]>().write_unaligned(vectors);
                 }
             }
             grid.store(&run, first, rows, dst);
         }
     }
     if least >= ORDER_OF_LEAST && most <= ORDER_OF_MOST { Ok(()) } else { Err(NotFinite) }
+}
+
+/// Least and greatest values of sixteen rows, in the order of [`ORDER_OF_ZERO`].
+struct Extremes {
+    low: [u16; LANES],
+    high: [u16; LANES],
+}
+
+/// Extremes of up to sixteen rows from number `first`; rows that are not there are all zeros.
+///
+/// # Safety
+/// As of [`quantize_rows`].
+#[inline(always)]
+unsafe fn row_extremes<S: PageLanes, V: Values<S>, const VECTORS: usize>(
+    run: &Run,
+    values: V,
+    first: usize,
+) -> Extremes {
+    let mut rows = Extremes { low: [ORDER_OF_ZERO; LANES], high: [ORDER_OF_ZERO; LANES] };
+    for row in 0..LANES.min(run.rows.saturating_sub(first)) {
+        let at = run.first + (first + row) * run.stride;
+        prefetch(values.place(at).wrapping_add(SOURCE_AHEAD));
+        // SAFETY: the caller's contract.
+        (rows.low[row], rows.high[row]) = unsafe { extremes::<S, V, VECTORS>(values, at) };
+    }
+    rows
 }
 
 /// Halves as integers in the order of their values: negative ones turned around, below the others.
@@ -193,7 +225,7 @@ struct Grid {
 /// # Safety
 /// Needs the tier of `S`.
 #[inline(always)]
-unsafe fn grid<S: PageLanes>(low: &[u16; LANES], high: &[u16; LANES]) -> Grid {
+unsafe fn grid<S: PageLanes>(rows: &Extremes) -> Grid {
     let mut grid = Grid {
         scale_halves: [0; LANES],
         min_halves: [0; LANES],
@@ -203,8 +235,8 @@ unsafe fn grid<S: PageLanes>(low: &[u16; LANES], high: &[u16; LANES]) -> Grid {
     // SAFETY: all arrays hold sixteen elements.
     unsafe {
         let zero = S::splat(0.0);
-        let min = S::widen(in_order(low));
-        let range = S::sub(S::widen(in_order(high)), min);
+        let min = S::widen(in_order(&rows.low));
+        let range = S::sub(S::widen(in_order(&rows.high)), min);
         // Adding zero turns -0 into 0.
         let min = S::add(min, zero);
         let nearest_halves = S::narrow(S::div(range, S::splat(255.0)));
@@ -311,6 +343,8 @@ unsafe fn shrunk(codes: __m256i) -> __m256i {
 #[inline(always)]
 pub(super) unsafe fn shrink(source: &[u8], target: &mut [u8]) {
     for (codes, pairs) in source.chunks_exact(64).zip(target.chunks_exact_mut(32)) {
+        prefetch(codes.as_ptr().wrapping_add(SOURCE_AHEAD));
+        prefetch(pairs.as_ptr().wrapping_add(TARGET_AHEAD));
         // SAFETY: the caller has AVX2; 64 bytes are read and 32 written.
         unsafe {
             let first = shrunk(_mm256_loadu_si256(codes.as_ptr().cast()));
