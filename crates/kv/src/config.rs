@@ -255,3 +255,27 @@ impl Geometry {
     /// Most bytes an arena may have: page offsets are 32 bits in units of `PAGE_ALIGN`.
     pub(crate) const MAXIMUM_BYTES: usize = (u32::MAX as usize) * PAGE_ALIGN;
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::block::{BlockRecord, Page};
+    use crate::page::PageRef;
+    use crate::table::Entry;
+
+    /// The largest a list that grows by an eighth gets, per item of `bytes`.
+    fn in_a_list(bytes: usize) -> f64 {
+        bytes as f64 * 1.125
+    }
+
+    #[test]
+    fn table_bytes_are_those_of_the_tables() {
+        let score = size_of::<f32>();
+        let page = size_of::<Option<Page>>() as f64 + in_a_list(size_of::<PageRef>() + score);
+        assert!((page..page + 2.0).contains(&(PAGE_TABLE_BYTES as f64)), "{page}");
+        // 16 bytes are what allocators add to the record's list of pages.
+        let lists = size_of::<BlockRecord>() + size_of::<Entry>() + size_of::<u32>();
+        let block = in_a_list(lists) + 16.0;
+        assert!((block..block + 24.0).contains(&(BLOCK_TABLE_BYTES as f64)), "{block}");
+    }
+}

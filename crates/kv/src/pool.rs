@@ -12,6 +12,7 @@ use crate::config::{ConfigError, Geometry, PoolConfig};
 use crate::ladder::Fidelity;
 use crate::page::{PAGE_ALIGN, PageFormat};
 use crate::span::{Place, Relocation, Slot, Spans};
+use crate::table::push_tight;
 
 /// Demand that does not fit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -216,7 +217,7 @@ impl Shared {
 
     fn take_block(self: &Arc<Self>, state: &mut State, group: usize, first: usize) -> NewBlock {
         let index = state.free_records.pop().unwrap_or_else(|| {
-            state.blocks.push(BlockRecord::default());
+            push_tight(&mut state.blocks, BlockRecord::default());
             state.blocks.len() as u32 - 1
         });
         let class = self.geometry.class_of[group][PageFormat::F16];
@@ -258,7 +259,7 @@ impl Shared {
             return;
         }
         let pages = std::mem::take(&mut record.pages);
-        state.free_records.push(index);
+        push_tight(&mut state.free_records, index);
         for page in pages.into_iter().flatten() {
             self.give_back_page(state, page);
         }

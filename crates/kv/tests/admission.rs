@@ -99,11 +99,14 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, cases: 60, ..ProptestConfig::default() })]
 
     /// A pool of about the smallest budget runs a long sequence of that contract in any steps as far as
-    /// it promised, and a sequence that fits in f16 is never touched.
+    /// it promised, whatever the ladder and the pinned layers, and a sequence that fits in f16 is never
+    /// touched.
     #[test]
     fn promises_are_kept(
         shape in (1..5usize, 1..9usize, 0..4usize),
         layers in proptest::collection::vec((1..9usize, proptest::option::of(1..200usize)), 1..4),
+        pinned in proptest::collection::vec(0..9usize, 3),
+        (rungs, four_bit_keys) in (proptest::sample::subsequence(Rung::ALL.to_vec(), 0..=4), any::<bool>()),
         contract in 0..4usize,
         spare in 0..3usize,
         chunk in 1..100usize,
@@ -111,15 +114,22 @@ proptest! {
         let contract = Fidelity::ALL[contract];
         let (kv_heads, head_dim, block_size) = (shape.0, shape.1 * 16, 16 << shape.2);
         let shape = PageShape { kv_heads, head_dim, block_size };
-        let groups = layers.iter().map(|&(layers, window)| GroupConfig { layers, shape, window, pinned: vec![] });
-        let config = PoolConfig { groups: groups.collect(), budget_bytes: 0, prefault: false, ladder: Ladder::default() };
+        let group = |(&(layers, window), &pinned): (&(usize, Option<usize>), &usize)| {
+            let pinned = if pinned < layers { vec![pinned] } else { vec![] };
+            GroupConfig { layers, shape, window, pinned }
+        };
+        let groups = layers.iter().zip(&pinned).map(group).collect();
+        let ladder = Ladder { rungs, four_bit_keys, ..Ladder::default() };
+        let config = PoolConfig { groups, budget_bytes: 0, prefault: false, ladder };
         let minimum = minimum_budget_bytes(&config, contract);
         let pool = BlockPool::new(PoolConfig { budget_bytes: minimum * (2 + spare) / 2, ..config }).unwrap();
         let limit = pool.token_limit(contract).unwrap_or(1500).min(1500);
         prop_assert!(limit > block_size);
-        let promised = |&tokens: &usize| pool.fits(tokens, pool.config().floor(contract), chunk);
+        let floor = pool.config().floor(contract);
+        let evicts = pool.config().ladder.permits(contract, Rung::Evict);
+        let promised = |&tokens: &usize| pool.fits(tokens, floor, chunk);
         let (limit, chunk) = match (1..=limit).rev().find(promised) {
-            Some(limit) if contract < Fidelity::Evict => (limit, chunk),
+            Some(limit) if !evicts => (limit, chunk),
             _ => (limit, 1),
         };
         let fits = pool.fits_at_f16(limit, chunk);
@@ -127,8 +137,8 @@ proptest! {
         let policy = policy::Sinks { tail_tokens: TAIL_TOKENS };
         while sequence.next_position() < limit {
             let tokens = sequence.remaining(chunk);
-            let demand = demand(&sequence, tokens, tokens);
-            let plan = plan_relief(&pool, &[demand], &policy);
+            let stretch_tokens = tokens * spare * 4;
+            let plan = plan_relief(&pool, &[Demand { stretch_tokens, ..demand(&sequence, tokens, tokens) }], &policy);
             prop_assert_eq!(plan.shortage, None);
             prop_assert!(!fits || plan.moves.is_empty());
             apply(&mut sequence, &plan, 0);

@@ -144,6 +144,39 @@ fn a_page_given_back_during_a_step_is_not_reused_before_its_fence() {
     assert_eq!(Accounts { peak_bytes: 0, ..after }, before);
 }
 
+/// kv-behaviours 58: a step reads what leaves the window when the step is accepted.
+#[test]
+fn a_block_that_leaves_its_window_during_a_step_is_whole_until_the_fence() {
+    let pool = hybrid_pool(32);
+    let mut sequence = Sequence::new(&pool, request(0, Fidelity::Exact));
+    extend(&mut sequence, 48);
+    let fence = pool.begin_step();
+    sequence.grow(64).unwrap();
+    write_stamps(&sequence, 48);
+    let view = sequence.view().clone();
+    let during_the_step: Vec<Vec<u8>> =
+        view.groups[0].layers[3].iter().map(|page| page_bytes(&pool, 0, page).to_vec()).collect();
+    sequence.commit(64);
+    let left = firsts(&sequence, 0)[0];
+    assert_eq!(left, 80);
+    // 16 to 80 of five layers; the first block had left before.
+    let page_len = SHAPE.page_bytes(page::PageFormat::F16);
+    assert_eq!(pool.accounts().fenced_bytes, 4 * 5 * page_len);
+    let mut other = Sequence::new(&pool, request(1, Fidelity::Exact));
+    extend(&mut other, 64);
+    for (page, bytes) in view.groups[0].layers[3].iter().zip(&during_the_step) {
+        assert_eq!(page_bytes(&pool, 0, page), &bytes[..], "block {}", page.first);
+    }
+    fence.pass();
+    assert_eq!(pool.accounts().fenced_bytes, 0);
+    let gone = view.groups[0].layers[3].iter().filter(|page| (page.first as usize) < left);
+    // Debug builds poison with f16 NaN what is free.
+    assert!(gone.into_iter().all(|page| {
+        !cfg!(debug_assertions) || page_bytes(&pool, 0, page)[..2] == 0x7e00_u16.to_le_bytes()
+    }));
+    check(&pool, &[&sequence, &other]);
+}
+
 /// Gives up every second block: one gap each.
 struct EveryOther;
 
