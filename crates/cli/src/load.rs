@@ -77,6 +77,11 @@ impl ModelArgs {
         pull::resolve_model(&self.model, self.offline)
     }
 
+    /// How is computed, in a word or two: what results depend on beside the model.
+    pub fn arithmetic(&self) -> String {
+        format!("{:?} activations, {:?} key rotation", self.activations, self.key_rotation)
+    }
+
     /// Loads the weights.
     pub fn runner(&self, gguf: &Gguf, threads: usize) -> anyhow::Result<ModelRunner> {
         let activations = match self.activations {

@@ -1,6 +1,7 @@
 //! `reef`: the command line. This file is the table of contents; one subcommand is one file.
 
 mod bench;
+mod chart;
 mod eval;
 mod inspect;
 mod kv_args;

@@ -1,5 +1,6 @@
 //! `reef eval`: what a KV format or policy does to the model's answers.
 
+mod frontier;
 mod ids;
 mod kld;
 mod ladder;
@@ -30,6 +31,8 @@ enum Measure {
     Ladder(ladder::Args),
     /// A very long text in a fixed budget, past the trained context
     Stream(stream::Args),
+    /// Quality against bytes per token, over KV formats, policies and budgets
+    Frontier(frontier::Args),
     /// Logits of a list of token ids, in the format of llama.cpp's goldens
     Logits(logits::Args),
 }
@@ -42,6 +45,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         Measure::Recall(args) => recall::run(args),
         Measure::Ladder(args) => ladder::run(args),
         Measure::Stream(args) => stream::run(args),
+        Measure::Frontier(args) => frontier::run(args),
         Measure::Logits(args) => logits::run(args),
     }
 }

@@ -1,8 +1,9 @@
 //! `reef eval recall`: whether a value told earlier is still found after compression.
 
+use std::ops::Range;
 use std::path::PathBuf;
 
-use anyhow::{Context as _, bail};
+use anyhow::bail;
 use reef_engine::eval::recall::{Answer, DIFFICULTIES, Difficulty, Language, Task, ask};
 use reef_engine::eval::statistics::{Interval, wilson};
 use reef_engine::eval::{Lanes, Treatment};
@@ -73,18 +74,24 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     };
     let calibrated = calibrate(&mut runner, &setting, args.full_share, args.contexts)?;
     let treatments = treatments(&args);
-    let task = setting.task(calibrated.difficulty, args.contexts, MEASURED);
-    let results = measure(&mut runner, &setting, &task, &treatments)?;
+    let task = setting.task(calibrated.difficulty, 0..args.contexts);
+    let mut progress = Progress::new(task.contexts.len() * task.difficulty.pairs, "questions");
+    let results =
+        measure(&mut runner, &setting, &task, &treatments, &mut |done| progress.set(done))?;
+    progress.end();
     if args.common.json {
         return print_json(&document(&args, &calibrated, &results));
     }
-    let Difficulty { pairs, key_words, repeats } = calibrated.difficulty;
-    print_line(&format!(
-        "contexts of {} tokens: {pairs} pairs told {repeats} times, keys of {key_words} words; full cache \
-         found {:.1} % when that was chosen\n",
-        args.tokens,
-        calibrated.full.mean * 100.0
-    ))?;
+    for (Difficulty { pairs, key_words, repeats }, found) in &calibrated.tried {
+        print_line(&format!(
+            "calibration: {pairs} pairs told {repeats} times, keys of {key_words} words: the full cache \
+             finds {:.1} % ({:.1} to {:.1})",
+            found.mean * 100.0,
+            found.low * 100.0,
+            found.high * 100.0
+        ))?;
+    }
+    print_line("")?;
     print_line(&text(&results))
 }
 
@@ -102,47 +109,61 @@ pub struct Setting<'a> {
     pub seed: u64,
 }
 
-/// Seeds of calibration and measurement differ: a difficulty chosen by its luck is not judged by it.
-const CALIBRATION: u64 = 1 << 32;
-const MEASURED: u64 = 2 << 32;
+/// Calibration has other contexts than the measurement: a difficulty is not judged by the luck by which
+/// it was chosen.
+const CALIBRATION_SEED: u64 = 1 << 32;
 
 impl Setting<'_> {
-    fn task(&self, difficulty: Difficulty, contexts: usize, salt: u64) -> Task {
-        Task { context_tokens: self.tokens, difficulty, contexts, seed: self.seed ^ salt }
+    /// Contexts of these numbers to be measured.
+    pub fn task(&self, difficulty: Difficulty, contexts: Range<usize>) -> Task {
+        Task { context_tokens: self.tokens, difficulty, contexts, seed: self.seed }
     }
 }
 
 /// What calibration settled on.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Calibrated {
     /// The hardest difficulty at which the full cache finds enough.
     pub difficulty: Difficulty,
-    /// What the full cache found there.
-    pub full: Interval,
+    /// What the full cache found at each difficulty tried, the chosen one last.
+    pub tried: Vec<(Difficulty, Interval)>,
 }
 
-/// Goes from hard to easy until the full cache finds `share` of the values.
+/// Contexts computed at once while a difficulty is tried.
+const CALIBRATION_STEP: usize = 4;
+
+/// Goes from hard to easy until the full cache finds `share` of the values in `contexts` contexts; a
+/// difficulty is given up as soon as its interval lies below.
 pub fn calibrate(
     runner: &mut ModelRunner,
     setting: &Setting<'_>,
     share: f64,
     contexts: usize,
 ) -> anyhow::Result<Calibrated> {
-    let mut best = None;
+    let mut tried = Vec::new();
     for difficulty in DIFFICULTIES {
-        let task = setting.task(difficulty, contexts.div_ceil(2), CALIBRATION);
-        let full = [Treatment::default()];
-        let answers = &measure(runner, setting, &task, &full)?[0].answers;
-        let full = share_right(answers.iter());
-        if full.mean >= share {
-            return Ok(Calibrated { difficulty, full });
+        let (mut answers, mut found) = (Vec::new(), wilson(0, 0));
+        for first in (0..contexts).step_by(CALIBRATION_STEP) {
+            let numbers = first..contexts.min(first + CALIBRATION_STEP);
+            let mut task = setting.task(difficulty, numbers);
+            task.seed ^= CALIBRATION_SEED;
+            let mut asked = measure(runner, setting, &task, &[Treatment::default()], &mut |_| {})?;
+            answers.append(&mut asked[0].answers);
+            found = share_right(answers.iter());
+            if found.high < share {
+                break;
+            }
         }
-        best = best.max(Some((full.mean * 1e4) as usize));
+        tried.push((difficulty, found));
+        if found.mean >= share {
+            return Ok(Calibrated { difficulty, tried });
+        }
     }
+    let best = tried.iter().map(|(_, found)| found.mean).fold(0.0, f64::max);
     bail!(
         "the model finds at most {:.1} % of the values even in the easiest contexts: it is too small for \
          this task at {} tokens; lower --tokens or --full-share",
-        best.unwrap_or(0) as f64 / 100.0,
+        best * 100.0,
         setting.tokens
     )
 }
@@ -155,12 +176,13 @@ pub struct Asked {
     pub answers: Vec<Answer>,
 }
 
-/// Asks every question under every treatment.
+/// Asks every question under every treatment; `progress` hears how many were asked.
 pub fn measure(
     runner: &mut ModelRunner,
     setting: &Setting<'_>,
     task: &Task,
     treatments: &[Treatment],
+    progress: &mut dyn FnMut(usize),
 ) -> anyhow::Result<Vec<Asked>> {
     let rules: Vec<Rules> = treatments.iter().map(Treatment::rules).collect::<Result<_, _>>()?;
     let lanes = Lanes {
@@ -168,14 +190,12 @@ pub fn measure(
         treatments: &rules,
         pinned_layers: setting.pinned_layers,
     };
-    let total = task.contexts * task.difficulty.pairs;
-    let mut progress = Progress::new(total, "questions");
+    let total = task.contexts.len() * task.difficulty.pairs;
     let mut answers = vec![Vec::with_capacity(total); treatments.len()];
     ask(runner, setting.language, task, &lanes, &mut |treatment, answer| {
         answers[treatment].push(answer);
-        progress.set(answers[treatment].len());
+        progress(answers[treatment].len());
     })?;
-    progress.end();
     let results = treatments.iter().cloned().zip(answers);
     Ok(results.map(|(treatment, answers)| Asked { treatment, answers }).collect())
 }
@@ -231,7 +251,8 @@ fn treatments(args: &Args) -> Vec<Treatment> {
     [full.clone()].into_iter().chain(asked.filter(|treatment| *treatment != full)).collect()
 }
 
-fn share_right<'a>(answers: impl Iterator<Item = &'a Answer>) -> Interval {
+/// The share of right answers.
+pub fn share_right<'a>(answers: impl Iterator<Item = &'a Answer>) -> Interval {
     let (mut right, mut all) = (0, 0);
     for answer in answers {
         right += usize::from(answer.right);
@@ -252,7 +273,14 @@ fn by_distance(asked: &Asked, tokens: usize) -> (usize, [Vec<&Answer>; 2]) {
 }
 
 fn document(args: &Args, calibrated: &Calibrated, results: &[Asked]) -> Value {
-    let Difficulty { pairs, key_words, repeats } = calibrated.difficulty;
+    let tried = |(Difficulty { pairs, key_words, repeats }, found): &(Difficulty, Interval)| {
+        json!({
+            "pairs": pairs,
+            "key_words": key_words,
+            "repeats": repeats,
+            "full_share": {"share": found.mean, "low": found.low, "high": found.high},
+        })
+    };
     let row = |asked: &Asked| {
         let eviction = asked.treatment.eviction.as_ref();
         let (border, parts) = by_distance(asked, args.tokens);
@@ -270,13 +298,8 @@ fn document(args: &Args, calibrated: &Calibrated, results: &[Asked]) -> Value {
     };
     json!({
         "tokens": args.tokens,
-        "calibration": {
-            "pairs": pairs,
-            "key_words": key_words,
-            "repeats": repeats,
-            "full_share_wanted": args.full_share,
-            "full_share_found": calibrated.full.mean,
-        },
+        "full_share_wanted": args.full_share,
+        "calibration": calibrated.tried.iter().map(tried).collect::<Vec<_>>(),
         "rows": results.iter().map(row).collect::<Vec<_>>(),
     })
 }

@@ -52,6 +52,11 @@ impl TextArgs {
         }
     }
 
+    /// The texts' paths; none where ids were given.
+    pub fn paths(&self) -> &[PathBuf] {
+        &self.text
+    }
+
     /// Names of the files, for reports.
     pub fn sources(&self) -> Vec<String> {
         let paths = self.ids.iter().chain(&self.text);

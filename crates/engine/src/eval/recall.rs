@@ -2,6 +2,8 @@
 //! likeliest next token must be its value. What a cache has forgotten shows here; perplexity is blind to
 //! it (Quest, arXiv 2406.10774). The question comes after the context was compressed.
 
+use std::ops::Range;
+
 use reef_model::runner::ModelRunner;
 
 use super::lanes::Lanes;
@@ -38,25 +40,25 @@ pub struct Difficulty {
 
 /// From hard to easy, for calibration.
 pub const DIFFICULTIES: [Difficulty; 8] = [
-    Difficulty { pairs: 32, key_words: 1, repeats: 1 },
-    Difficulty { pairs: 16, key_words: 1, repeats: 1 },
+    Difficulty { pairs: 32, key_words: 2, repeats: 1 },
     Difficulty { pairs: 16, key_words: 2, repeats: 1 },
-    Difficulty { pairs: 8, key_words: 2, repeats: 1 },
-    Difficulty { pairs: 16, key_words: 2, repeats: 2 },
-    Difficulty { pairs: 8, key_words: 2, repeats: 2 },
+    Difficulty { pairs: 16, key_words: 3, repeats: 1 },
+    Difficulty { pairs: 8, key_words: 3, repeats: 1 },
+    Difficulty { pairs: 8, key_words: 4, repeats: 1 },
     Difficulty { pairs: 8, key_words: 4, repeats: 2 },
-    Difficulty { pairs: 4, key_words: 4, repeats: 3 },
+    Difficulty { pairs: 4, key_words: 4, repeats: 2 },
+    Difficulty { pairs: 4, key_words: 4, repeats: 4 },
 ];
 
 /// What to ask.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Task {
     /// Tokens of a context.
     pub context_tokens: usize,
     /// How hard it is.
     pub difficulty: Difficulty,
-    /// Contexts to compute; every pair of each is asked once.
-    pub contexts: usize,
+    /// Numbers of the contexts to compute; every pair of each is asked once.
+    pub contexts: Range<usize>,
     /// Seed of the words.
     pub seed: u64,
 }
@@ -202,7 +204,7 @@ pub fn ask(
     lanes: &Lanes<'_>,
     sink: &mut dyn FnMut(usize, Answer),
 ) -> Result<(), EngineError> {
-    for index in 0..task.contexts {
+    for index in task.contexts.clone() {
         let context = language.context(task, index)?;
         runner.check_tokens(&context.ids)?;
         let longest = context.questions.iter().map(|q| q.ids.len()).max().unwrap_or(0);
@@ -244,7 +246,7 @@ mod tests {
     }
 
     fn task(difficulty: Difficulty) -> Task {
-        Task { context_tokens: 512, difficulty, contexts: 1, seed: 3 }
+        Task { context_tokens: 512, difficulty, contexts: 0..1, seed: 3 }
     }
 
     #[test]

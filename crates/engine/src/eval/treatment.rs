@@ -69,9 +69,9 @@ impl Treatment {
             token_budget: self.eviction.as_ref().map(|eviction| eviction.budget_tokens),
             ..Rules::default()
         };
-        if let Some(Eviction { policy, budget_tokens, .. }) = &self.eviction {
+        if let Some(Eviction { policy, budget_tokens, seed }) = &self.eviction {
             let tail_tokens = TAIL_TOKENS.min(budget_tokens / 4);
-            let options = PolicyOptions { tail_tokens, ..PolicyOptions::default() };
+            let options = PolicyOptions { tail_tokens, seed: *seed };
             rules.policy = policy::by_name(policy, &options)?;
         }
         Ok(rules)
