@@ -3,7 +3,8 @@
 use reef_engine::session::{Rules, Session};
 use reef_kernels::dispatch::Tier;
 use reef_kv::page::PageFormat;
-use reef_kv::{BlockPool, Fidelity, Sequence};
+use reef_kv::policy::{NAMES, PolicyOptions, by_name};
+use reef_kv::{BlockPool, Fidelity, Sequence, SequenceConfig};
 use reef_model::runner::{Activations, BatchSequence, ModelRunner, RunnerOptions};
 
 use super::support::drive::{endless, logits_in_chunks, roomy_pool};
@@ -74,9 +75,8 @@ fn tiers_change_no_bit() {
     for architecture in ARCHITECTURES {
         let (model, ids) = (model(architecture), ids(150));
         for activations in ACTIVATIONS {
-            let rules = [PageFormat::F16, PageFormat::Int8]
-                .map(|format_at_seal| Rules { format_at_seal, ..Rules::default() });
-            for rules in rules {
+            let in_format = |format_at_seal| Rules { format_at_seal, ..Rules::default() };
+            for rules in PageFormat::ALL.map(in_format) {
                 let run = |tier| {
                     let mut runner = model.runner(RunnerOptions { tier, ..options(activations) });
                     logits_in_chunks(&mut runner, 32, &rules, &ids, 32)
@@ -94,21 +94,74 @@ fn tiers_change_no_bit() {
     }
 }
 
-/// With lossy sealed blocks a chunk may not cross a seal: its rows would see the block before in f16.
+/// Cases 38 and 49: every format by prefill chunks and token by token. With lossy sealed blocks a chunk
+/// may not cross a seal: its rows would see the block before in f16.
 #[test]
-fn chunking_changes_no_bit_beside_int8_blocks() {
+fn chunking_changes_no_bit_beside_lossy_blocks() {
     for architecture in ARCHITECTURES {
         let (model, ids) = (model(architecture), ids(170));
-        let rules = Rules { format_at_seal: PageFormat::Int8, ..Rules::default() };
-        for options in ways() {
-            let mut runner = model.runner(options);
-            let plain = logits_in_chunks(&mut runner, 32, &Rules::default(), &ids, 32);
-            let blocks = logits_in_chunks(&mut runner, 32, &rules, &ids, 32);
-            assert!(plain[..32 * 101] == blocks[..32 * 101] && plain != blocks);
-            for chunk in [1, 2, 8, 16] {
-                let parts = logits_in_chunks(&mut runner, 32, &rules, &ids, chunk);
-                assert_same(&parts, &blocks, &format!("{architecture} {options:?} by {chunk}"));
+        for format_at_seal in PageFormat::ALL.into_iter().filter(|f| *f != PageFormat::F16) {
+            let rules = Rules { format_at_seal, ..Rules::default() };
+            for tier in Tier::available() {
+                let options = RunnerOptions { tier, ..options(Activations::Int8) };
+                let mut runner = model.runner(options);
+                let plain = logits_in_chunks(&mut runner, 32, &Rules::default(), &ids, 32);
+                let blocks = logits_in_chunks(&mut runner, 32, &rules, &ids, 32);
+                assert!(plain[..32 * 101] == blocks[..32 * 101] && plain != blocks);
+                for chunk in [1, 16] {
+                    let parts = logits_in_chunks(&mut runner, 32, &rules, &ids, chunk);
+                    let what = format!("{architecture} {format_at_seal:?} {options:?} by {chunk}");
+                    assert_same(&parts, &blocks, &what);
+                }
             }
+        }
+    }
+}
+
+/// Case 46: eight sequences side by side, each with its own format and policy, on a model with windows,
+/// past the trained context: each has the bits it has alone.
+#[test]
+fn a_batch_of_eight_formats_and_policies_changes_no_bit() {
+    const TRAINED_CONTEXT: usize = 200;
+    for architecture in ARCHITECTURES {
+        let (model, ids) = (model(architecture), ids(300));
+        let formats = PageFormat::ALL.into_iter().chain([PageFormat::K8V4, PageFormat::Int8]);
+        let policies = NAMES.into_iter().cycle();
+        let rules: Vec<Rules> = formats
+            .zip(policies)
+            .map(|(format_at_seal, policy)| Rules {
+                format_at_seal,
+                policy: by_name(policy, &PolicyOptions { tail_tokens: 32, seed: 1 }).unwrap(),
+                token_budget: Some(192),
+                ..Rules::default()
+            })
+            .collect();
+        let options = RunnerOptions { threads: 2, ..options(Activations::Int8) };
+        let mut runner = model.runner(options);
+        let run = |runner: &mut ModelRunner, rules: &[Rules]| {
+            let pool = roomy_pool(runner, 32, 300 * rules.len());
+            let config = |request: usize| SequenceConfig {
+                request: request as u64,
+                ..endless(Fidelity::Evict, TRAINED_CONTEXT)
+            };
+            let of_rules = |(request, rules)| Session::new(&pool, rules, config(request));
+            let mut sessions: Vec<Session<'_>> = rules.iter().enumerate().map(of_rules).collect();
+            let mut logits = vec![Vec::new(); rules.len()];
+            for tokens in ids.chunks(16) {
+                let batch = tokens.repeat(rules.len());
+                Session::advance_all(runner, &mut sessions, &batch).unwrap();
+                let rows: Vec<usize> = (0..batch.len()).collect();
+                let all = runner.logits(&rows).chunks(tokens.len() * 101);
+                logits.iter_mut().zip(all).for_each(|(sum, part)| sum.extend_from_slice(part));
+            }
+            assert!(sessions.iter().all(|s| s.sequence().positions_are_relative()));
+            logits
+        };
+        let together = run(&mut runner, &rules);
+        for (rules, found) in rules.iter().zip(&together) {
+            let alone = run(&mut runner, std::slice::from_ref(rules)).remove(0);
+            let what = (architecture, rules.format_at_seal, rules.policy.name());
+            assert_same(found, &alone, &format!("{what:?}"));
         }
     }
 }

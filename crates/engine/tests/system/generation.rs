@@ -41,11 +41,12 @@ fn watched(
     budget_bytes: usize,
     prompt: &[u32],
     max_tokens: usize,
+    fidelity: Fidelity,
 ) -> Option<(Generation, Vec<usize>, BlockPool)> {
     let mut engine = engine(smollm2(1)?, budget_bytes);
     let pool = engine.pool().clone();
     let (mut chunks, mut done, mut told) = (Vec::new(), 0, Vec::new());
-    let request = greedy(prompt, max_tokens, Fidelity::Evict);
+    let request = greedy(prompt, max_tokens, fidelity);
     let generation = engine.generate(&request, &mut |event| {
         match event {
             Event::Prefilled { tokens, total } => {
@@ -57,7 +58,7 @@ fn watched(
             Event::Step { used, .. } => {
                 assert_eq!(check_invariants(&pool, &[]), []);
                 assert_eq!(used, pool.accounts().used);
-                assert!(used[PageFormat::F16] + used[PageFormat::Int8] <= budget_bytes);
+                assert!(used.total() <= budget_bytes);
             }
             _ => {}
         }
@@ -72,7 +73,10 @@ fn watched(
 fn a_small_budget_is_met_by_shrinking_then_dropping() {
     let ids = Likelihood::golden("smollm2").ids;
     let budget_bytes = 8 << 20;
-    let Some((generation, _, pool)) = watched(budget_bytes, &ids[..600], 200) else { return };
+    let Some((generation, _, pool)) = watched(budget_bytes, &ids[..600], 200, Fidelity::Evict)
+    else {
+        return;
+    };
     assert_eq!(generation.token_ids.len(), 200);
     assert_eq!(generation.finish_reason, FinishReason::Length);
     check_story(&generation, pool.config());
@@ -90,12 +94,36 @@ fn a_small_budget_is_met_by_shrinking_then_dropping() {
 fn a_prompt_larger_than_the_pool_is_prefilled_in_chunks() {
     let ids = Likelihood::golden("smollm2").ids;
     let prompt: Vec<u32> = ids.iter().cycle().take(4000).copied().collect();
-    let Some((generation, chunks, pool)) = watched(24 << 20, &prompt, 8) else { return };
+    let Some((generation, chunks, pool)) = watched(24 << 20, &prompt, 8, Fidelity::Evict) else {
+        return;
+    };
     assert_eq!(generation.token_ids.len(), 8);
     assert!(chunks.len() >= 4000 / 256 && chunks.iter().all(|chunk| *chunk <= 256), "{chunks:?}");
     assert_eq!(chunks.iter().sum::<usize>(), 4000);
     check_story(&generation, pool.config());
     let kv = &generation.usage.kv;
     assert!(kv.dropped_tokens > 1000.0 && kv.peak_bytes <= 24 << 20, "{kv:?}");
+    assert_eq!(pool.accounts().used_bytes(), 0);
+}
+
+/// The README's story: 2,000 tokens in 24 MiB, where f16 holds about a thousand. Under `int4` nothing is
+/// dropped, and no block goes lower than it must.
+#[test]
+fn two_thousand_tokens_in_24_mib_lose_bits_and_no_token() {
+    let ids = Likelihood::golden("smollm2").ids;
+    let prompt: Vec<u32> = ids.iter().cycle().take(1900).copied().collect();
+    let Some((generation, _, pool)) = watched(24 << 20, &prompt, 100, Fidelity::Int4) else {
+        return;
+    };
+    assert_eq!(generation.token_ids.len(), 100);
+    check_story(&generation, pool.config());
+    let kv = &generation.usage.kv;
+    assert_eq!((kv.dropped_tokens, kv.bytes_at_f16), (0.0, 1999 * 23_040));
+    assert!(kv.tokens_by_format[PageFormat::F16] >= 128.0, "the tail stays f16: {kv:?}");
+    // 1,999 tokens at 9 bits a value are 24.7 MiB: a part must go lower, but not all of it.
+    let int8 = kv.tokens_by_format[PageFormat::Int8];
+    let lower = kv.tokens_by_format[PageFormat::K8V4] + kv.tokens_by_format[PageFormat::Int4];
+    assert!(lower > 0.0, "{kv:?}");
+    assert!(int8 > 0.0 || kv.tokens_by_format[PageFormat::Int4] == 0.0, "{kv:?}");
     assert_eq!(pool.accounts().used_bytes(), 0);
 }

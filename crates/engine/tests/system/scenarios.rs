@@ -1,13 +1,14 @@
-//! Random contracts, budgets, prompts and limits: a request is refused before it starts or served to
-//! the last token.
+//! Random contracts, formats, policies, ladders, pins, budgets, prompts and limits (case 56): a request is
+//! refused before it starts or served to the last token.
 
 use std::ops::ControlFlow;
 
 use reef_engine::session::{EngineError, Rules};
 use reef_engine::{Engine, EngineConfig, Event, FinishReason, Request, Sampling};
-use reef_kv::policy::Sinks;
-use reef_kv::{ConfigError, Fidelity, check_invariants};
-use reef_model::runner::{Activations, RunnerOptions};
+use reef_kv::page::PageFormat;
+use reef_kv::policy::{NAMES, PolicyOptions, by_name};
+use reef_kv::{ConfigError, Fidelity, Ladder, Reason, Rung, check_invariants};
+use reef_model::runner::{Activations, KeyRotation, RunnerOptions};
 
 use super::support::drive::engine_config;
 use super::support::random::Random;
@@ -38,15 +39,44 @@ fn request(random: &mut Random, vocabulary: usize) -> Request {
     }
 }
 
+/// Any policy; mostly f16 at seal, else any format.
+fn rules(random: &mut Random, tail_tokens: usize) -> Rules {
+    let policy = NAMES[random.below(NAMES.len())];
+    let lossy = random.below(3) == 0;
+    Rules {
+        policy: by_name(policy, &PolicyOptions { tail_tokens, seed: random.next() }).unwrap(),
+        format_at_seal: PageFormat::ALL[random.below(PageFormat::ALL.len()) * usize::from(lossy)],
+        ..Rules::default()
+    }
+}
+
+/// Mostly every rung, else some of them in any order.
+fn ladder(random: &mut Random) -> Ladder {
+    let mut rungs = Rung::ALL.to_vec();
+    if random.below(3) == 0 {
+        for _ in 0..random.below(4) {
+            rungs.swap_remove(random.below(rungs.len()));
+        }
+    }
+    Ladder { rungs, four_bit_keys: random.below(4) > 0, ..Ladder::default() }
+}
+
 fn play(model: &TinyModel, seed: u64, outcomes: &mut Outcomes) {
     let mut random = Random(seed);
     let block_size = [16, 32, 64][random.below(3)];
     let spread = 12 + random.below(9);
-    let budget_bytes = (30 << 10) + random.below(1 << spread);
+    let budget_bytes = (28 << 10) + random.below(1 << spread);
     let tail_tokens = [128, 64][random.below(2)];
-    let rules = Rules { policy: Box::new(Sinks { tail_tokens }), ..Rules::default() };
-    let options = RunnerOptions { block_size, ..options(Activations::Int8) };
-    let config = EngineConfig { block_size, rules, ..engine_config(budget_bytes) };
+    let rules = rules(&mut random, tail_tokens);
+    let key_rotation = [KeyRotation::None, KeyRotation::Hadamard][random.below(2)];
+    let options = RunnerOptions { block_size, key_rotation, ..options(Activations::Int8) };
+    let config = EngineConfig {
+        block_size,
+        rules,
+        ladder: ladder(&mut random),
+        pinned_layers: vec![0; random.below(5) / 4],
+        ..engine_config(budget_bytes)
+    };
     let mut engine = match Engine::new(model.runner(options), config) {
         Ok(engine) => engine,
         Err(EngineError::Pool(ConfigError::BudgetTooSmall { .. })) => {
@@ -94,7 +124,11 @@ fn serve(engine: &mut Engine, request: &Request, seed: u64, outcomes: &mut Outco
     assert_eq!(generation.finish_reason, FinishReason::Length);
     let kv = &generation.usage.kv;
     assert!(kv.peak_bytes <= pool.config().budget_bytes);
-    assert!(kv.relief.iter().all(|entry| request.fidelity.permits(entry.rung)), "{}", what());
+    let demanded = kv.relief.iter().filter(|entry| entry.reason != Reason::FormatAtSeal);
+    let ladder = &pool.config().ladder;
+    for entry in demanded {
+        assert!(ladder.permits(request.fidelity, entry.rung), "{}: {entry:?}", what());
+    }
     if kv.dropped_tokens > 0.0 {
         outcomes.dropped += 1;
     } else if kv.relief.is_empty() {

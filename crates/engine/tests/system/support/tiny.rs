@@ -47,6 +47,8 @@ pub struct Tiny {
     pub scaling: Scaling,
     /// Window of Gemma's local layers (all but every third).
     pub window: usize,
+    /// Added to one channel of every layer's K and V by their biases; that of K is past the rope.
+    pub outlier: f32,
     pub seed: u64,
 }
 
@@ -56,6 +58,8 @@ pub const EPSILON: f32 = 1e-5;
 pub const ROPE_BASE: f32 = 50_000.0;
 /// `c` of `c * tanh(logit / c)` in Gemma files.
 pub const SOFTCAP: f32 = 4.0;
+/// The channel of the first KV head that [`Tiny::outlier`] is added to.
+pub const OUTLIER_CHANNEL: usize = 20;
 /// Every how many layers one is full, in Gemma files.
 pub const PERIOD: usize = 3;
 
@@ -76,6 +80,7 @@ impl Tiny {
             weights: Weights::F32,
             scaling: Scaling::None,
             window: 40,
+            outlier: 0.0,
             seed: 1,
         }
     }
@@ -100,6 +105,7 @@ impl Tiny {
             builder: Builder::new(),
             tensors: HashMap::new(),
             weights: self.weights,
+            outlier: self.outlier,
         };
         writer.keys(&self);
         writer.matrix("token_embd.weight", self.vocabulary, self.width, 3.0);
@@ -157,6 +163,7 @@ struct Writer {
     builder: Builder,
     tensors: HashMap<String, Vec<f64>>,
     weights: Weights,
+    outlier: f32,
 }
 
 impl Writer {
@@ -239,8 +246,11 @@ impl Writer {
     fn vector(&mut self, name: &str, len: usize) {
         let (center, spread) = if name.ends_with("bias") { (0.0, 0.2) } else { (1.0, 0.3) };
         let random = &mut self.random;
-        let values: Vec<f32> =
+        let mut values: Vec<f32> =
             (0..len).map(|_| (center + spread * random.symmetric()) as f32).collect();
+        if name.ends_with("attn_k.bias") || name.ends_with("attn_v.bias") {
+            values[OUTLIER_CHANNEL] += self.outlier;
+        }
         let bytes = values.iter().flat_map(|v| v.to_le_bytes()).collect();
         self.tensor(name, &[len as u64], 0, bytes, values.iter().map(|v| f64::from(*v)).collect());
     }
