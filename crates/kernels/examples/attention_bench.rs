@@ -32,24 +32,24 @@ struct Timing {
     best: f64,
 }
 
-/// Times `jobs` jobs of `layers` layers in turns: all run before any runs again, so a working set
-/// larger than the caches stays cold.
+/// Times `jobs` jobs of `layers` layers in turns: all run before any runs again. `prepare` comes before
+/// each job, untimed.
 fn timings(
     repeats: usize,
     jobs: usize,
     layers: usize,
+    mut prepare: impl FnMut(),
     mut run: impl FnMut(usize, usize),
 ) -> Vec<Timing> {
     let mut times = vec![vec![vec![0f64; layers]; repeats]; jobs];
-    for repeat in 0..=repeats {
+    // The first round warms up.
+    for round in 0..=repeats {
         for (job, times) in times.iter_mut().enumerate() {
-            for layer in 0..layers {
+            prepare();
+            for (layer, time) in times[round.saturating_sub(1)].iter_mut().enumerate() {
                 let start = Instant::now();
                 run(job, layer);
-                // The first round warms up.
-                if repeat > 0 {
-                    times[repeat - 1][layer] = start.elapsed().as_secs_f64() * 1e3;
-                }
+                *time = start.elapsed().as_secs_f64() * 1e3;
             }
         }
     }
@@ -217,10 +217,13 @@ fn decode_table(pool: &BarrierPool, tiers: &[Tier], formats: &[PageFormat]) {
                 .map(|order| Cache::new(&SMOLLM2, LAYERS, 4096, *format, order))
         })
         .collect();
+    // What a step reads beside the KV cache, and what keeps a small cache cold.
+    let weights = Arena::new(96 << 20, true).expect("memory for the weights");
     let mut attend = Attend::new(pool, SMOLLM2, 4095, 1);
     for tier in tiers {
         // Per format: scattered, observed, contiguous, read.
-        let times = timings(REPEATS, 4 * caches.len(), LAYERS, |job, layer| {
+        let flush = || (0..LAYERS).for_each(|layer| read_layer(pool, weights.bytes(), layer));
+        let times = timings(REPEATS, 4 * caches.len(), LAYERS, flush, |job, layer| {
             let [scattered, contiguous] = &caches[job / 4];
             match job % 4 {
                 3 => read_layer(pool, contiguous.arena.bytes(), layer),
@@ -261,9 +264,15 @@ fn prefill_table(pool: &BarrierPool, tiers: &[Tier], formats: &[PageFormat]) {
         let mut chunks: Vec<Attend<'_>> =
             (0..8).map(|chunk| Attend::new(pool, SMOLLM2, chunk * 512, 512)).collect();
         for tier in tiers {
-            let times = timings(3, 16, LAYERS, |job, layer| {
-                chunks[job / 2].layer(*tier, &cache, layer, job % 2 == 1);
-            });
+            let times = timings(
+                3,
+                16,
+                LAYERS,
+                || (),
+                |job, layer| {
+                    chunks[job / 2].layer(*tier, &cache, layer, job % 2 == 1);
+                },
+            );
             let all =
                 |observed| times.iter().skip(observed).step_by(2).map(|t| t.best).sum::<f64>();
             let flops = 4.0 * 64.0 * 9.0 * 30.0 * 4096.0 * 4097.0 / 2.0;
@@ -284,7 +293,8 @@ fn prefill_table(pool: &BarrierPool, tiers: &[Tier], formats: &[PageFormat]) {
 /// tokens) and line (row of a query head).
 fn hot_table(pool: &BarrierPool, tiers: &[Tier], formats: &[PageFormat]) {
     println!(
-        "\ncached, depth 512, ns a key group and line: decode 1 row, prefill 64 rows; µs a layer at depth 32"
+        "\ncached, depth 512, ns a key group and line: decode 1 row, prefill 64 rows, each with how much \
+         longer it takes observed; µs a layer at depth 32"
     );
     let caches: Vec<Cache> = formats
         .iter()
@@ -294,23 +304,34 @@ fn hot_table(pool: &BarrierPool, tiers: &[Tier], formats: &[PageFormat]) {
         [(511, 1), (512, 64), (31, 1)].map(|(first, rows)| Attend::new(pool, SMOLLM2, first, rows));
     for tier in tiers {
         let times = kinds.each_mut().map(|attend| {
-            let repeats = if attend.rows > 1 { 100 } else { 2000 };
-            timings(repeats, caches.len(), 1, |job, _| {
-                // Again and again, so that the caches hold this format.
-                for _ in 0..4 {
-                    attend.layer(*tier, &caches[job], 0, false);
-                }
-            })
+            let repeats = if attend.rows > 1 { 400 } else { 2000 };
+            timings(
+                repeats,
+                2 * caches.len(),
+                1,
+                || (),
+                |job, _| {
+                    // Once more, so that the caches hold this format; short, or a shared machine cuts in.
+                    for _ in 0..if attend.rows > 1 { 1 } else { 4 } {
+                        attend.layer(*tier, &caches[job / 2], 0, job % 2 == 1);
+                    }
+                },
+            )
         });
         for (index, format) in formats.iter().enumerate() {
-            let [decode, prefill, short] = [0, 1, 2].map(|kind| times[kind][index].best / 4.0);
+            let best = |kind: usize, observed: usize| {
+                let rounds = if kind == 1 { 1.0 } else { 4.0 };
+                times[kind][2 * index + observed].best / rounds
+            };
             println!(
-                "{:8} {:9} {:8.1} {:8.1} {:8.2}",
+                "{:8} {:9} {:8.1} {:6.3} {:8.1} {:6.3} {:8.2}",
                 tier.name(),
                 format.name(),
-                decode * 1e6 / (16.0 * 9.0),
-                prefill * 1e6 / (17.0 * 9.0 * 64.0),
-                short * 1e3
+                best(0, 0) * 1e6 / (16.0 * 9.0),
+                best(0, 1) / best(0, 0),
+                best(1, 0) * 1e6 / (17.0 * 9.0 * 64.0),
+                best(1, 1) / best(1, 0),
+                best(2, 0) * 1e3
             );
         }
     }
@@ -328,9 +349,15 @@ fn shapes_table(pool: &BarrierPool, tiers: &[Tier], formats: &[PageFormat]) {
         for tier in tiers {
             for (first, rows) in [(4095, 1), (3840, 256)] {
                 let mut attend = Attend::new(pool, shape, first, rows);
-                let times = timings(4, caches.len(), 4, |job, layer| {
-                    attend.layer(*tier, &caches[job], layer, false);
-                });
+                let times = timings(
+                    4,
+                    caches.len(),
+                    4,
+                    || (),
+                    |job, layer| {
+                        attend.layer(*tier, &caches[job], layer, false);
+                    },
+                );
                 let name = format!("{heads}/{kv_heads} x {head_dim}");
                 print!("{name:15} {:7} {rows:5}", tier.name());
                 times.iter().for_each(|time| print!(" {:9.2}", time.best));

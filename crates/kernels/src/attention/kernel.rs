@@ -657,7 +657,10 @@ unsafe fn merge<S: Simd>(total: *mut f32, part: *const f32, head_dim: usize) {
             return;
         }
         let max = mine.max(theirs);
-        let (mine, theirs) = (exp::<S>(S::splat(mine - max)), exp::<S>(S::splat(theirs - max)));
+        // e^0 is 1 exactly: only the smaller of the two maxima takes an exponential.
+        let factor = exp::<S>(S::splat(mine.min(theirs) - max));
+        let one = S::splat(1.0);
+        let (mine, theirs) = if mine < theirs { (factor, one) } else { (one, factor) };
         // The sum sits behind the maximum: its vector goes through the same step, and then the
         // maximum gets its place back.
         for i in (0..part_floats(head_dim)).step_by(LANES) {

@@ -7,7 +7,7 @@ use super::schedule::{AttentionScratch, Plan, ThreadScratch, part_floats};
 use super::{AttentionShape, SequenceRows};
 use crate::pool::BarrierPool;
 use crate::simd::LANES;
-use reef_kv::page::{HeadLayout, PageFormat, PageRef, PageShape, PartFormat, Scaling};
+use reef_kv::page::{HeadLayout, PageFormat, PageRef, PartFormat, Scaling};
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
@@ -29,7 +29,11 @@ impl Shared {
 struct Batch<'a> {
     kernels: &'static Kernels,
     shape: &'a AttentionShape,
-    page: PageShape,
+    /// Tokens of a key group.
+    tokens: usize,
+    /// Key groups of a page.
+    groups: usize,
+    value_groups: usize,
     /// Layout of the first KV head, in the order of [`PageFormat::ALL`].
     layouts: [HeadLayout; PageFormat::ALL.len()],
     arena: &'a [u8],
@@ -78,7 +82,7 @@ impl Watch {
         let plan = &scratch.plans[number];
         let first = plan.sums?;
         let seen = plan.pages(&scratch.splits);
-        let groups = seen.len() * batch.page.key_groups();
+        let groups = seen.len() * batch.groups;
         let of_head = &scratch.masses.sequences[number];
         // SAFETY: the caller's contract.
         unsafe {
@@ -105,9 +109,7 @@ pub(super) fn run(
     out: &mut [f32],
 ) {
     let tasks = scratch.plan(shape, sequences, pool.threads());
-    let page = shape.page();
-    let layouts = PageFormat::ALL.map(|format| page.head(format, 0));
-    let batch = Batch { kernels, shape, page, layouts, arena };
+    let batch = Batch::new(kernels, shape, arena);
     let parts = Shared(scratch.parts.pointer());
     let sums = Shared(scratch.sums.pointer());
     let masses = Shared(scratch.masses.values.as_mut_ptr());
@@ -193,7 +195,21 @@ impl Task<'_> {
     }
 }
 
-impl Batch<'_> {
+impl<'a> Batch<'a> {
+    /// Looks up once what every key group asks for.
+    fn new(kernels: &'static Kernels, shape: &'a AttentionShape, arena: &'a [u8]) -> Batch<'a> {
+        let page = shape.page();
+        Batch {
+            kernels,
+            shape,
+            tokens: page.key_group(),
+            groups: page.key_groups(),
+            value_groups: page.value_groups(),
+            layouts: PageFormat::ALL.map(|format| page.head(format, 0)),
+            arena,
+        }
+    }
+
     /// All splits of the context for a tile of rows, merged in order.
     ///
     /// # Safety
@@ -311,7 +327,7 @@ impl Batch<'_> {
     /// `totals` holds the task's records; all splits have left their sums.
     unsafe fn collect(&self, task: &Task<'_>, watch: &Watch, totals: *const f32) {
         let dim = self.shape.head_dim;
-        let of_page = self.page.key_groups();
+        let of_page = self.groups;
         let groups = watch.seen.len() * of_page;
         for line in 0..task.lines(self.shape) {
             let row = task.rows.start + line / self.shape.group_heads();
@@ -339,7 +355,7 @@ impl Batch<'_> {
                 query: own.query.pointer().add(first * dim),
                 values: own.values.pointer().add(first * dim),
                 lanes: own.lanes.pointer().add(first * LANES),
-                minima: own.minima.pointer().add(first * self.page.value_groups() * LANES),
+                minima: own.minima.pointer().add(first * self.value_groups * LANES),
                 max: own.max.pointer().add(first),
                 visible: own.visible.as_ptr().add(first),
             }
@@ -358,7 +374,7 @@ impl Batch<'_> {
         own: &mut ThreadScratch,
     ) {
         let count = task.lines(self.shape);
-        let groups = self.page.key_groups();
+        let groups = self.groups;
         let pages = &task.sequence.pages[split.clone()];
         let mut run = None;
         // SAFETY: the caller's contract.
@@ -366,7 +382,7 @@ impl Batch<'_> {
             let lines = self.lines(own, 0);
             lines.values.write_bytes(0, count * self.shape.head_dim);
             lines.lanes.write_bytes(0, count * LANES);
-            lines.minima.write_bytes(0, count * self.page.value_groups() * LANES);
+            lines.minima.write_bytes(0, count * self.value_groups * LANES);
             std::slice::from_raw_parts_mut(lines.max, count).fill(f32::NEG_INFINITY);
             let sums = task.watch.as_ref().map(|watch| {
                 let sums = watch.sums.at(0, (split.start - watch.seen.start) * groups);
@@ -400,7 +416,7 @@ impl Batch<'_> {
         following: Following<'p>,
         number: usize,
     ) -> Option<(usize, &'p PageRef, usize)> {
-        let groups = self.page.key_groups();
+        let groups = self.groups;
         let (index, group) = (number / groups, number % groups);
         if let Some(page) = pages.get(index) {
             return Some((kv_head, page, group));
@@ -429,7 +445,7 @@ impl Batch<'_> {
 
     /// Sets which tokens of a key group each line sees; gives whether any does.
     fn look(&self, task: &Task<'_>, page: &PageRef, group: usize, own: &mut ThreadScratch) -> bool {
-        let tokens = self.page.key_group();
+        let tokens = self.tokens;
         let first = page.first + (group * tokens) as u32;
         let heads = self.shape.group_heads();
         let mut any = false;
@@ -477,7 +493,7 @@ impl Batch<'_> {
                     let lines = self.lines(own, first);
                     kernels[taken](&source, &lines, &bench);
                     if let Some(sums) = sums {
-                        let (tokens, sums) = (self.page.key_group(), sums.at(first, 0));
+                        let (tokens, sums) = (self.tokens, sums.at(first, 0));
                         (self.kernels.observe)(bench.scores, tokens, lines.max, taken, sums);
                     }
                 }
@@ -488,7 +504,7 @@ impl Batch<'_> {
         }
     }
 
-    /// [`PageShape::head`], looked up.
+    /// `PageShape::head`, looked up.
     fn layout(&self, format: PageFormat, kv_head: usize) -> HeadLayout {
         let at = self.layouts[format as usize];
         let skip = kv_head * at.end;
@@ -506,7 +522,7 @@ impl Batch<'_> {
     /// Where the K and V of a key group lie.
     fn stored(&self, kv_head: usize, page: &PageRef, group: usize) -> (*const u8, *const u8) {
         let at = self.layout(page.format, kv_head);
-        let values = group * self.page.key_group() * self.shape.head_dim;
+        let values = group * self.tokens * self.shape.head_dim;
         let skip = |part: PartFormat| values * part.bits() / 8;
         let bytes = &self.arena[page.byte_offset()..];
         let k = at.k + skip(page.format.keys());
@@ -525,7 +541,7 @@ impl Batch<'_> {
             Scaling::Grouped => {}
         }
         let of_keys = 2 * self.shape.head_dim;
-        let of_values = 2 * self.page.key_group() * self.page.value_groups();
+        let of_values = 2 * self.tokens * self.value_groups;
         let parts = [(at.k_scale, of_keys), (at.k_min, of_keys), (at.v_scale, of_values)];
         for (part, bytes) in parts.into_iter().chain([(at.v_min, of_values)]) {
             let start = page.byte_offset() + part + group * bytes;
@@ -546,7 +562,7 @@ impl Batch<'_> {
         group: usize,
         own: &mut ThreadScratch,
     ) -> Group {
-        let (dim, tokens) = (self.shape.head_dim, self.page.key_group());
+        let (dim, tokens) = (self.shape.head_dim, self.tokens);
         let at = self.layout(page.format, kv_head);
         let (mut v_scale, v_min) = (own.v_scale.pointer().cast_const(), own.v_min.pointer());
         // SAFETY: the layout keeps every part inside the page, and `check` the page in the arena.
@@ -558,7 +574,7 @@ impl Batch<'_> {
                 Scaling::None => {}
                 Scaling::Whole => v_scale = page_bytes.add(at.v_scale).cast(),
                 Scaling::Grouped => {
-                    let groups = self.page.value_groups();
+                    let groups = self.value_groups;
                     let row = group * tokens * groups * 2;
                     let (scales, minima) = (page_bytes.add(at.v_scale), page_bytes.add(at.v_min));
                     let spread = self.kernels.spread;

@@ -129,16 +129,14 @@ impl Simd for Avx2 {
     }
     #[inline(always)]
     unsafe fn load_e4m3_as_f16(p: *const u8) -> Pair {
-        #[inline(always)]
-        unsafe fn half(p: *const u8) -> __m256 {
-            unsafe {
-                // The sign twice, then the seven other bits; the second sign goes.
-                let words = _mm_cvtepi8_epi16(_mm_loadl_epi64(p.cast()));
-                let halves = _mm_slli_epi16::<7>(words);
-                _mm256_cvtph_ps(_mm_and_si128(halves, _mm_set1_epi16(0xbfff_u16 as i16)))
-            }
+        unsafe {
+            // The sign twice, then the seven other bits; the second sign goes.
+            let words = _mm256_cvtepi8_epi16(_mm_loadu_si128(p.cast()));
+            let halves = _mm256_slli_epi16::<7>(words);
+            let halves = _mm256_and_si256(halves, _mm256_set1_epi16(0xbfff_u16 as i16));
+            let low = _mm256_cvtph_ps(_mm256_castsi256_si128(halves));
+            Pair(low, _mm256_cvtph_ps(_mm256_extracti128_si256::<1>(halves)))
         }
-        unsafe { Pair(half(p), half(p.add(8))) }
     }
     #[inline(always)]
     unsafe fn load_e5m2(p: *const u8) -> Pair {
