@@ -7,60 +7,16 @@ use reef_kernels::page::{decode_page, key_distinctness, reencode, write_kv};
 use reef_kernels::pool::BarrierPool;
 use reef_kv::arena::Arena;
 use reef_kv::page::{PAGE_ALIGN, PageFormat, PageRef, PageShape};
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// The system's allocator, counting what watched threads ask for (the test runner has its own).
-struct Counting;
-
-static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
-
-thread_local! {
-    static WATCHED: Cell<bool> = const { Cell::new(false) };
-}
-
-fn count_one() {
-    if WATCHED.get() {
-        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-    }
-}
-
-// SAFETY: every call goes to the system's allocator unchanged.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count_one();
-        // SAFETY: the caller's contract.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, place: *mut u8, layout: Layout) {
-        // SAFETY: the caller's contract.
-        unsafe { System.dealloc(place, layout) }
-    }
-
-    unsafe fn realloc(&self, place: *mut u8, layout: Layout, bytes: usize) -> *mut u8 {
-        count_one();
-        // SAFETY: the caller's contract.
-        unsafe { System.realloc(place, layout, bytes) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
-
-/// Allocations of `job` on watched threads.
-fn allocations(job: impl FnOnce()) -> usize {
-    let before = ALLOCATIONS.load(Ordering::Relaxed);
-    job();
-    ALLOCATIONS.load(Ordering::Relaxed) - before
+/// Allocations of `job` on this thread.
+fn allocations(job: impl FnOnce()) -> u64 {
+    allocation_counter::measure(job).count_total
 }
 
 #[test]
 fn pages_are_written_encoded_scored_and_read_without_an_allocation() {
-    WATCHED.set(true);
     let tiers = Tier::available();
-    assert!(allocations(|| drop(std::hint::black_box(vec![0u8; 100]))) > 0, "nothing is counted");
+    assert_eq!(allocations(|| drop(std::hint::black_box(vec![0u8; 100]))), 1);
     for (head_dim, block_size) in [(64, 32), (48, 16), (80, 128)] {
         let shape = PageShape { kv_heads: 2, head_dim, block_size };
         let channels = shape.kv_heads * head_dim;
@@ -108,9 +64,8 @@ fn stored_tokens_allocate_nothing(tiers: &[Tier]) {
         format: PageFormat::F16,
         run: 0,
     };
-    let (pages, pool, rows) = ([page(0), page(1)], BarrierPool::new(2), [0.5f32; 20 * 16]);
+    let (pages, pool, rows) = ([page(0), page(1)], BarrierPool::new(1), [0.5f32; 20 * 16]);
     let tokens = NewTokens { first_position: 5, rows: 20, stride: 16, keys: &rows, values: &rows };
-    pool.run(&|_thread| WATCHED.set(true));
     for tier in tiers {
         let count = allocations(|| store_tokens(*tier, &pool, &shape, &arena, &pages, &tokens));
         assert_eq!(count, 0, "{}: storing tokens", tier.name());

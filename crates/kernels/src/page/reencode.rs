@@ -35,11 +35,12 @@ impl std::error::Error for NotFinite {}
 ///   nearest even of `value * (largest / absmax)`, saturating ([`Fp8`]).
 /// - fp8 → 8 or 4 bits: as f16, from the decoded values rounded to f16.
 ///
-/// Error of a decoded value, half a step each, with `scale` as stored in the page and rounding in f32
-/// besides (relative 2^-22 of a step's multiple and of the value): int8 `scale / 2`; 4 bits `8.5 *
-/// scale`, for codes are 17 steps apart and no value is farther than half of that from one; E4M3
-/// `max(|value| / 16, scale / 1024)`, E5M2 `max(|value| / 8, scale / 131072)`. The stored scale of int8
-/// is within 2^-11 of `(max - min) / 255`, or within 2^-24 absolute where it is subnormal.
+/// Error of a decoded value: half a step. With `scale` as stored in the page that is `scale / 2` for
+/// int8; `8.5 * scale` for 4 bits, whose codes are seventeen steps apart; `max(|value| / 16, scale /
+/// 1024)` for E4M3 and `max(|value| / 8, scale / 131072)` for E5M2 (half of the last mantissa bit, half
+/// of the smallest subnormal). Rounding in f32 adds 2e-4 of that and `2^-23` of the row's largest
+/// magnitude at most. The stored scale of int8 and int4 is within `2^-11` of `(max - min) / 255`, or
+/// within `2^-24` absolute where it is subnormal.
 ///
 /// # Errors
 /// [`NotFinite`] if any value that must be quantised is NaN or infinite; `dst` is then garbage and the

@@ -54,7 +54,8 @@ unsafe fn absmax(source: &[u8]) -> Result<f32, NotFinite> {
     }
 }
 
-/// `DROPPED`: mantissa bits of an f32 that the format has no room for.
+/// `DROPPED`: mantissa bits of an f32 that the format has no room for. No product is so far above the
+/// largest number, if at all, that it would round up, so nothing is left to saturate.
 ///
 /// # Safety
 /// As of [`to_floats8`].
@@ -67,47 +68,45 @@ unsafe fn encode_all<S: PageLanes, const DROPPED: u32>(
 ) {
     // SAFETY: the caller's contract.
     unsafe {
+        let (low_word, sign_bit) = (_mm256_set1_epi16(0x7fff), _mm_set1_epi8(i8::MIN));
         for (halves, codes) in source.chunks_exact(2 * LANES).zip(target.chunks_exact_mut(LANES)) {
             // The first pass has brought in this part; the next one lies right behind it.
             prefetch(halves.as_ptr().wrapping_add(source.len()));
             let halves = _mm256_loadu_si256(halves.as_ptr().cast());
-            let value = S::mul(S::widen(halves), S::splat(inverse));
-            let code = encode::<S, DROPPED>(format, value);
-            _mm_storeu_si128(codes.as_mut_ptr().cast(), S::low_bytes(code));
+            let size = S::mul(S::widen(_mm256_and_si256(halves, low_word)), S::splat(inverse));
+            let upper = _mm256_srli_epi16::<8>(halves);
+            let upper = _mm_packus_epi16(
+                _mm256_castsi256_si128(upper),
+                _mm256_extracti128_si256::<1>(upper),
+            );
+            let code = encode::<S, DROPPED>(format, size);
+            let code = _mm_or_si128(code, _mm_and_si128(upper, sign_bit));
+            _mm_storeu_si128(codes.as_mut_ptr().cast(), code);
         }
     }
 }
 
-/// Codes of finite lanes, without a branch: one formula rounds normal numbers and gives the code of
-/// the smallest of them for anything below, the other does so for subnormal ones and anything above;
-/// their sum counts the smallest normal once too often.
+/// Codes of sixteen lanes that are positive or 0 and not beyond the largest number, sign off.
+///
+/// `2^DROPPED` times the power of two below a number has a last bit worth one step of the 8-bit float
+/// there; added, it leaves the number of steps, nearest even, in the low bits. Below the smallest
+/// normal the steps are those of the smallest normal. Codes count upward `2^m` a power of two.
 ///
 /// # Safety
 /// Needs the tier of `S`.
 #[inline(always)]
-unsafe fn encode<S: PageLanes, const DROPPED: u32>(format: Fp8, value: S::F) -> S::I {
-    let bits = format.mantissa_bits() as u32;
-    let bias_step = (127 - format.bias() as u32) << 23;
-    let smallest_normal = f32::from_bits(bias_step + (1 << 23));
-    // Adding 2^23 smallest numbers leaves the multiple of them, nearest even, in the low bits.
-    let counter = smallest_normal * (1u32 << DROPPED) as f32;
-    let once = 1u32 << bits;
+unsafe fn encode<S: PageLanes, const DROPPED: u32>(format: Fp8, size: S::F) -> __m128i {
+    let smallest_power = (128 - format.bias() as u32) << 23;
     // SAFETY: the caller has the features.
     unsafe {
-        let size = S::from_bits(S::and(S::bits(value), S::splat_bits(0x7fff_ffff)));
-        let size = S::min(size, S::splat(format.largest()));
-        let normal = S::bits(S::max(size, S::splat(smallest_normal)));
-        let odd = S::and(S::shift_right::<DROPPED>(normal), S::splat_bits(1));
-        let half = ((1u32 << (DROPPED - 1)) - 1).wrapping_sub(bias_step);
-        let rounded = S::add_bits(S::add_bits(normal, odd), S::splat_bits(half));
-        let normal_code = S::shift_right::<DROPPED>(rounded);
-        let below = S::add(S::min(size, S::splat(smallest_normal)), S::splat(counter));
-        let below_code = S::add_bits(
-            S::bits(below),
-            S::splat_bits(counter.to_bits().wrapping_add(once).wrapping_neg()),
-        );
-        let sign = S::and(S::shift_right::<24>(S::bits(value)), S::splat_bits(0x80));
-        S::add_bits(S::add_bits(normal_code, below_code), sign)
+        let power = S::from_bits(S::and(S::bits(size), S::splat_bits(0xff << 23)));
+        let power = S::bits(S::max(power, S::splat(f32::from_bits(smallest_power))));
+        let counter = S::add_bits(power, S::splat_bits(DROPPED << 23));
+        let counted = S::add(size, S::from_bits(counter));
+        let steps = S::sub_bits(S::bits(counted), counter);
+        let code = S::add_bits(steps, S::shift_right::<DROPPED>(power));
+        let first = _mm256_set1_epi16((smallest_power >> DROPPED) as i16);
+        S::bytes(_mm256_sub_epi16(S::words(code), first))
     }
 }
 

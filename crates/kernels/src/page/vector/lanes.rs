@@ -22,10 +22,10 @@ pub(super) trait PageLanes: Simd {
     /// # Safety
     /// See the trait.
     unsafe fn narrow(x: Self::F) -> __m256i;
-    /// Lanes in 0..=256 to bytes, nearest even, at most 255.
+    /// Nearest integers, ties to even.
     /// # Safety
     /// See the trait.
-    unsafe fn code_bytes(x: Self::F) -> __m128i;
+    unsafe fn integers(x: Self::F) -> Self::I;
     /// The bits of the floats.
     /// # Safety
     /// See the trait.
@@ -47,10 +47,18 @@ pub(super) trait PageLanes: Simd {
     /// # Safety
     /// See the trait.
     unsafe fn shift_right<const N: u32>(a: Self::I) -> Self::I;
-    /// Lanes to bytes, those of 256 and a little more to 255.
+    /// Wrapping.
     /// # Safety
     /// See the trait.
-    unsafe fn low_bytes(x: Self::I) -> __m128i;
+    unsafe fn sub_bits(a: Self::I, b: Self::I) -> Self::I;
+    /// Lanes in 0..=32767 to sixteen bits, in an order of the tier's own that [`Self::bytes`] undoes.
+    /// # Safety
+    /// See the trait.
+    unsafe fn words(x: Self::I) -> __m256i;
+    /// Words in the order of [`Self::words`] to bytes in the order of lanes; 255 for anything larger.
+    /// # Safety
+    /// See the trait.
+    unsafe fn bytes(words: __m256i) -> __m128i;
 }
 
 // SAFETY of every block below: the trait's contract: the caller has the features.
@@ -66,8 +74,8 @@ impl PageLanes for Avx512 {
         unsafe { _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(x) }
     }
     #[inline(always)]
-    unsafe fn code_bytes(x: __m512) -> __m128i {
-        unsafe { Self::low_bytes(_mm512_cvtps_epi32(x)) }
+    unsafe fn integers(x: __m512) -> __m512i {
+        unsafe { _mm512_cvtps_epi32(x) }
     }
     #[inline(always)]
     unsafe fn bits(x: __m512) -> __m512i {
@@ -94,8 +102,16 @@ impl PageLanes for Avx512 {
         unsafe { _mm512_srli_epi32::<N>(a) }
     }
     #[inline(always)]
-    unsafe fn low_bytes(x: __m512i) -> __m128i {
-        unsafe { _mm512_cvtusepi32_epi8(x) }
+    unsafe fn sub_bits(a: __m512i, b: __m512i) -> __m512i {
+        unsafe { _mm512_sub_epi32(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn words(x: __m512i) -> __m256i {
+        unsafe { _mm512_cvtepi32_epi16(x) }
+    }
+    #[inline(always)]
+    unsafe fn bytes(words: __m256i) -> __m128i {
+        unsafe { _mm256_cvtusepi16_epi8(words) }
     }
 }
 
@@ -122,8 +138,8 @@ impl PageLanes for Avx2 {
         }
     }
     #[inline(always)]
-    unsafe fn code_bytes(x: Pair) -> __m128i {
-        unsafe { Self::low_bytes(IntPair(_mm256_cvtps_epi32(x.0), _mm256_cvtps_epi32(x.1))) }
+    unsafe fn integers(x: Pair) -> IntPair {
+        unsafe { IntPair(_mm256_cvtps_epi32(x.0), _mm256_cvtps_epi32(x.1)) }
     }
     #[inline(always)]
     unsafe fn bits(x: Pair) -> IntPair {
@@ -153,13 +169,20 @@ impl PageLanes for Avx2 {
         }
     }
     #[inline(always)]
-    unsafe fn low_bytes(x: IntPair) -> __m128i {
+    unsafe fn sub_bits(a: IntPair, b: IntPair) -> IntPair {
+        unsafe { IntPair(_mm256_sub_epi32(a.0, b.0), _mm256_sub_epi32(a.1, b.1)) }
+    }
+    #[inline(always)]
+    unsafe fn words(x: IntPair) -> __m256i {
+        // Packs within 128-bit halves: lanes 0..4, 8..12, 4..8, 12..16.
+        unsafe { _mm256_packus_epi32(x.0, x.1) }
+    }
+    #[inline(always)]
+    unsafe fn bytes(words: __m256i) -> __m128i {
         unsafe {
-            // Packing works per 128-bit half: the permutation puts the quarters back in order.
-            let words = _mm256_packus_epi32(x.0, x.1);
-            let words = _mm256_permute4x64_epi64::<0b11_01_10_00>(words);
             let high = _mm256_extracti128_si256::<1>(words);
-            _mm_packus_epi16(_mm256_castsi256_si128(words), high)
+            let bytes = _mm_packus_epi16(_mm256_castsi256_si128(words), high);
+            _mm_shuffle_epi32::<0b11_01_10_00>(bytes)
         }
     }
 }

@@ -129,17 +129,17 @@ unsafe fn quantize_rows<S: PageLanes, V: Values<S>, const VECTORS: usize, const 
             for row in 0..rows {
                 let (min, inverse) = (S::splat(grid.minima[row]), S::splat(grid.inverse[row]));
                 let at = run.first + (first + row) * run.stride;
-                let mut vectors = [_mm_setzero_si128(); VECTORS];
+                let mut vectors = [_mm256_setzero_si256(); VECTORS];
                 for (i, vector) in vectors.iter_mut().enumerate() {
                     let value = S::widen(values.halves(at + i * LANES));
-                    *vector = S::code_bytes(S::mul(S::sub(value, min), inverse));
+                    *vector = S::words(S::integers(S::mul(S::sub(value, min), inverse)));
                 }
                 let place = codes.wrapping_add(if NIBBLES { at / 2 } else { at });
                 prefetch(place.wrapping_add(TARGET_AHEAD));
                 if NIBBLES {
-                    store_nibbles(codes, at, vectors);
+                    store_nibbles::<S, VECTORS>(codes, at, vectors);
                 } else {
-                    place.cast::<[__m128i; VECTORS]>().write_unaligned(vectors);
+                    store_bytes::<S, VECTORS>(place, vectors);
                 }
             }
             grid.store(&run, first, rows, dst);
@@ -289,32 +289,62 @@ impl Grid {
     }
 }
 
-/// Stores 8-bit codes as 4-bit codes of a part that starts zeroed; `at`: index of the first code.
+/// Stores 8-bit codes; one of 256, half a step too high, becomes 255.
 ///
 /// # Safety
-/// Needs AVX2; `part` has room for the codes.
+/// Needs the tier of `S`; `place` has room for the codes.
 #[inline(always)]
-unsafe fn store_nibbles<const VECTORS: usize>(
+unsafe fn store_bytes<S: PageLanes, const VECTORS: usize>(
+    place: *mut u8,
+    words: [__m256i; VECTORS],
+) {
+    let mut bytes = [0u128; VECTORS];
+    // SAFETY: the caller's contract.
+    unsafe {
+        for (bytes, words) in bytes.iter_mut().zip(words) {
+            _mm_storeu_si128(std::ptr::from_mut(bytes).cast(), S::bytes(words));
+        }
+        place.cast::<[u128; VECTORS]>().write_unaligned(bytes);
+    }
+}
+
+/// Stores 8-bit codes as 4-bit codes of a part that starts zeroed; `at`: index of the first code. As
+/// of [`store_bytes`], 256 counts as 255.
+///
+/// # Safety
+/// Needs the tier of `S`; `part` has room for the codes.
+#[inline(always)]
+unsafe fn store_nibbles<S: PageLanes, const VECTORS: usize>(
     part: *mut u8,
     at: usize,
-    vectors: [__m128i; VECTORS],
+    words: [__m256i; VECTORS],
 ) {
     // SAFETY: the caller's contract.
     unsafe {
+        let (fifteen, rounding) = (_mm256_set1_epi16(15), _mm256_set1_epi16(135));
+        // The code of `crate::page::scalar::shrunk` in bits 8..12.
+        let mut shrunk = words;
+        for codes in &mut shrunk {
+            *codes = _mm256_add_epi16(_mm256_mullo_epi16(*codes, fifteen), rounding);
+        }
+        let high_bits = _mm256_set1_epi16(0xf0);
         let vector = at / LANES;
         if VECTORS == 2 && vector.is_multiple_of(2) {
-            let codes = shrunk(_mm256_set_m128i(vectors[1], vectors[0]));
-            let high = _mm_slli_epi16::<4>(_mm256_extracti128_si256::<1>(codes));
-            let pairs = _mm_or_si128(_mm256_castsi256_si128(codes), high);
+            let low = _mm256_srli_epi16::<8>(shrunk[0]);
+            let high = _mm256_and_si256(_mm256_srli_epi16::<4>(shrunk[1]), high_bits);
+            let pairs = S::bytes(_mm256_or_si256(low, high));
             _mm_storeu_si128(part.add(vector / 2 * LANES).cast(), pairs);
             return;
         }
-        for (i, codes) in vectors.into_iter().enumerate() {
+        for (i, codes) in shrunk.into_iter().enumerate() {
             let vector = vector + i;
-            let codes = _mm256_castsi256_si128(shrunk(_mm256_castsi128_si256(codes)));
-            let codes = if vector.is_multiple_of(2) { codes } else { _mm_slli_epi16::<4>(codes) };
+            let codes = if vector.is_multiple_of(2) {
+                _mm256_srli_epi16::<8>(codes)
+            } else {
+                _mm256_and_si256(_mm256_srli_epi16::<4>(codes), high_bits)
+            };
             let place = part.add(vector / 2 * LANES).cast::<__m128i>();
-            _mm_storeu_si128(place, _mm_or_si128(_mm_loadu_si128(place), codes));
+            _mm_storeu_si128(place, _mm_or_si128(_mm_loadu_si128(place), S::bytes(codes)));
         }
     }
 }
