@@ -15,7 +15,7 @@ use crate::session::{EngineError, Rules};
 pub const TEXT: &str = include_str!("profile.txt");
 
 /// Tokens computed at most; a longer text is cut.
-pub const MAXIMUM_TOKENS: usize = 448;
+pub const MAXIMUM_TOKENS: usize = 384;
 
 /// Keys go to 4 bits where that costs less than this over 8-bit keys, in nats of divergence. Well-behaved
 /// models lie an order of magnitude below, those whose keys have outlier channels one above
@@ -27,20 +27,11 @@ pub const FOUR_BIT_KEY_LIMIT_NATS: f64 = 0.05;
 /// scales per channel hold and a rotation spreads, loses.)
 pub const ROTATION_GAIN: f64 = 0.95;
 
-/// Every format but f16, with which they are compared.
-const LOSSY: [PageFormat; 5] = [
-    PageFormat::Int8,
-    PageFormat::Fp8E4M3,
-    PageFormat::Fp8E5M2,
-    PageFormat::K8V4,
-    PageFormat::Int4,
-];
-
-#[derive(Clone, Copy, Default)]
-struct Sum {
-    nats: f64,
-    tokens: usize,
-}
+/// The lossy formats beside int4, which is measured first.
+const OTHERS: [PageFormat; 4] =
+    [PageFormat::Int8, PageFormat::Fp8E4M3, PageFormat::Fp8E5M2, PageFormat::K8V4];
+/// Sequences that are computed in all: f16 and int4 twice, then f16, the others and the one that drops.
+const LANES_IN_ALL: usize = 2 * 2 + 1 + OTHERS.len() + 1;
 
 /// What lossy KV memory does to a model.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -84,12 +75,12 @@ fn kept_tokens(block_size: usize) -> usize {
 }
 
 /// Measures `runner` on `ids`, at most [`MAXIMUM_TOKENS`] of them and the trained context, with blocks
-/// of `block_size` tokens (as the runner was loaded with), without and with rotated keys. `progress` is
-/// told tokens done and tokens in all. The runner's activations and rotation are afterwards what they
-/// were.
+/// of `block_size` tokens (as the runner was loaded with): int4 without and with rotated keys, then all
+/// the rest under the better of the two. `progress` is told rows done and rows in all. The runner's
+/// activations and rotation are afterwards what they were.
 ///
-/// One sequence with f16 KV, one a lossy format and one that drops run side by side, a block at a time,
-/// so that each row attends sealed blocks in their final format.
+/// One sequence with f16 KV and one a treatment run side by side, a block at a time, so that each row
+/// attends sealed blocks in their final format.
 ///
 /// # Errors
 /// Fewer than [`minimum_tokens`], a token outside the vocabulary, logits that are not finite, or memory
@@ -108,50 +99,73 @@ pub fn measure(
     }
     let before = (runner.activations(), runner.key_rotation());
     runner.set_activations(Activations::F32);
-    let mut measure_with = |key_rotation, done| {
-        runner.set_key_rotation(key_rotation);
-        let mut progress = |tokens| progress(done + tokens, 2 * ids.len());
-        measure_rotated(runner, block_size, ids, &mut progress)
-    };
-    let plain = measure_with(KeyRotation::None, 0);
-    let rotated = measure_with(KeyRotation::Hadamard, ids.len());
+    let profile = measure_all(&mut Measure { runner, block_size, ids, progress, rows: 0 });
     runner.set_activations(before.0);
     runner.set_key_rotation(before.1);
-    Ok(better(plain?, rotated?))
+    profile
 }
 
-/// The profile with rotated keys where they are worth it.
-fn better(plain: ModelProfile, rotated: ModelProfile) -> ModelProfile {
-    let nats = |profile: &ModelProfile| profile.format_nats[PageFormat::Int4];
-    if nats(&rotated) <= ROTATION_GAIN * nats(&plain) { rotated } else { plain }
-}
-
-fn measure_rotated(
-    runner: &mut ModelRunner,
-    block_size: usize,
-    ids: &[u32],
-    progress: &mut dyn FnMut(usize),
-) -> Result<ModelProfile, EngineError> {
+fn measure_all(measure: &mut Measure<'_>) -> Result<ModelProfile, EngineError> {
     let flat = |format_at_seal| Rules { format_at_seal, ..Rules::default() };
-    let mut treatments: Vec<Rules> = LOSSY.into_iter().map(flat).collect();
-    treatments.push(Rules { token_budget: Some(kept_tokens(block_size)), ..Rules::default() });
-    let mut sums = vec![Sum::default(); treatments.len()];
-    let lanes = Lanes { block_size, treatments: &treatments, pinned_layers: &[] };
-    let scoring = Scoring { context: ids.len(), lanes, compare: true };
-    score_together(runner, ids, &scoring, &mut |treatment, scored| {
-        // The first block attends nothing sealed: there all are the same.
-        if let (Some(nats), true) = (scored.kld, scored.index > block_size) {
-            sums[treatment].nats += nats;
-            sums[treatment].tokens += 1;
-        }
-        if treatment == 0 {
-            progress(scored.index + 1);
-        }
-    })?;
-    let means: Vec<f64> = sums.iter().map(|sum| sum.nats / sum.tokens.max(1) as f64).collect();
+    let int4 = [flat(PageFormat::Int4)];
+    let plain_nats = measure.divergences(KeyRotation::None, &int4)?[0];
+    let rotated_nats = measure.divergences(KeyRotation::Hadamard, &int4)?[0];
+    let (key_rotation, int4_nats) = better(plain_nats, rotated_nats);
+    let mut others: Vec<Rules> = OTHERS.into_iter().map(flat).collect();
+    let kept = kept_tokens(measure.block_size);
+    others.push(Rules { token_budget: Some(kept), ..Rules::default() });
+    let nats = measure.divergences(key_rotation, &others)?;
     let mut format_nats = ByFormat::default();
-    LOSSY.into_iter().zip(&means).for_each(|(format, mean)| format_nats[format] = *mean);
-    Ok(ModelProfile::new(runner.key_rotation(), format_nats, means[LOSSY.len()]))
+    format_nats[PageFormat::Int4] = int4_nats;
+    OTHERS.into_iter().zip(&nats).for_each(|(format, nats)| format_nats[format] = *nats);
+    Ok(ModelProfile::new(key_rotation, format_nats, nats[OTHERS.len()]))
+}
+
+/// The rotation to use and its divergence of int4.
+fn better(plain_nats: f64, rotated_nats: f64) -> (KeyRotation, f64) {
+    match rotated_nats <= ROTATION_GAIN * plain_nats {
+        true => (KeyRotation::Hadamard, rotated_nats),
+        false => (KeyRotation::None, plain_nats),
+    }
+}
+
+struct Measure<'a> {
+    runner: &'a mut ModelRunner,
+    block_size: usize,
+    ids: &'a [u32],
+    progress: &'a mut dyn FnMut(usize, usize),
+    /// Rows done.
+    rows: usize,
+}
+
+impl Measure<'_> {
+    /// Mean divergence of each treatment from untouched f16 KV, over the rows that can feel it: those
+    /// past the first block, or past what is kept.
+    fn divergences(
+        &mut self,
+        key_rotation: KeyRotation,
+        treatments: &[Rules],
+    ) -> Result<Vec<f64>, EngineError> {
+        let Measure { block_size, ids, .. } = *self;
+        self.runner.set_key_rotation(key_rotation);
+        let mut sums = vec![(0.0, 0); treatments.len()];
+        let lanes = Lanes { block_size, treatments, pinned_layers: &[] };
+        let scoring = Scoring { context: ids.len(), lanes, compare: true };
+        let (done, lanes) = (self.rows, treatments.len() + 1);
+        let progress = &mut *self.progress;
+        score_together(self.runner, ids, &scoring, &mut |treatment, scored| {
+            let unchanged = treatments[treatment].token_budget.unwrap_or(block_size);
+            if let (Some(nats), true) = (scored.kld, scored.index > unchanged) {
+                sums[treatment].0 += nats;
+                sums[treatment].1 += 1;
+            }
+            if treatment == 0 {
+                progress(done + (scored.index + 1) * lanes, ids.len() * LANES_IN_ALL);
+            }
+        })?;
+        self.rows += ids.len() * lanes;
+        Ok(sums.into_iter().map(|(sum, rows)| sum / f64::from(rows.max(1))).collect())
+    }
 }
 
 #[cfg(test)]
@@ -181,17 +195,11 @@ mod tests {
 
     #[test]
     fn keys_are_rotated_only_where_that_is_clearly_better() {
-        let profile = |key_rotation, int4| {
-            let nats = |format| if format == PageFormat::Int4 { int4 } else { 0.0 };
-            ModelProfile::new(key_rotation, ByFormat::from_fn(nats), 0.3)
-        };
-        let chosen = |plain, rotated| {
-            let plain = profile(KeyRotation::None, plain);
-            better(plain, profile(KeyRotation::Hadamard, rotated)).key_rotation
-        };
+        let chosen = |plain, rotated| better(plain, rotated).0;
         assert_eq!(chosen(0.010, 0.007), KeyRotation::Hadamard);
         assert_eq!(chosen(0.010, 0.0099), KeyRotation::None);
         assert_eq!(chosen(0.005, 0.015), KeyRotation::None);
         assert_eq!(chosen(0.005, f64::NAN), KeyRotation::None);
+        assert_eq!(better(0.010, 0.007).1, 0.007);
     }
 }

@@ -4,7 +4,7 @@ use reef_engine::logits::kl_divergence;
 use reef_engine::profile::{ModelProfile, TEXT, measure, minimum_tokens};
 use reef_engine::session::{EngineError, Rules};
 use reef_kv::page::PageFormat;
-use reef_model::runner::{Activations, ModelRunner};
+use reef_model::runner::{Activations, KeyRotation, ModelRunner, RunnerOptions};
 use reef_model::tokenizer::{Encode, Tokenizer};
 
 use super::support::drive::logits_in_chunks;
@@ -16,34 +16,40 @@ fn profile(runner: &mut ModelRunner, ids: &[u32]) -> ModelProfile {
     measure(runner, 32, ids, &mut |_, _| {}).unwrap()
 }
 
-/// Each number is the mean divergence of a plain run in that format from one in f16, over the rows of
-/// all blocks but the first.
+/// Each number is the mean divergence of a plain run from one in f16, over the rows of all blocks but the
+/// first, or of those that see the context with blocks dropped.
 #[test]
 fn numbers_are_those_of_plain_runs() {
-    for architecture in ["llama", "gemma3"] {
-        let model = Tiny::new(architecture).build();
+    let mut rotations = Vec::new();
+    for (architecture, seed) in [("llama", 1), ("gemma3", 1), ("qwen3", 3)] {
+        let model = Tiny { seed, ..Tiny::new(architecture) }.build();
         let ids = Random(41).tokens(300, 101);
         let mut runner = model.plain_runner();
         let measured = profile(&mut runner, &ids);
-        assert_eq!(runner.activations(), Activations::Int8, "as it was before");
-        let mut runner = model.runner(options(Activations::F32));
-        let mut logits = |format_at_seal| {
-            let rules = Rules { format_at_seal, ..Rules::default() };
-            logits_in_chunks(&mut runner, 32, &rules, &ids, 32)
+        let after = (runner.activations(), runner.key_rotation());
+        assert_eq!(after, (Activations::Int8, KeyRotation::None), "as it was before");
+        let key_rotation = measured.key_rotation;
+        let mut runner = model.runner(RunnerOptions { key_rotation, ..options(Activations::F32) });
+        let mut logits = |rules| logits_in_chunks(&mut runner, 32, &rules, &ids, 32);
+        let plain = logits(Rules::default());
+        let mean = |found: &[f32], unchanged: usize| {
+            let rows = plain.chunks(101).zip(found.chunks(101)).take(299).skip(unchanged);
+            let of_rows: Vec<f64> = rows.map(|(a, b)| kl_divergence(a, b)).collect();
+            of_rows.iter().sum::<f64>() / of_rows.len() as f64
         };
-        let plain = logits(PageFormat::F16);
+        let close = |nats: f64, mean: f64| (nats - mean).abs() <= 1e-9 + 1e-4 * mean;
         for format in PageFormat::ALL {
-            let found = logits(format);
-            let rows = plain.chunks(101).zip(found.chunks(101)).enumerate();
-            let scored = rows.filter(|(row, _)| (32..299).contains(row));
-            let of_rows: Vec<f64> = scored.map(|(_, (a, b))| kl_divergence(a, b)).collect();
-            let mean = of_rows.iter().sum::<f64>() / of_rows.len() as f64;
-            let nats = measured.format_nats[format];
-            assert!((nats - mean).abs() <= 1e-9 + 1e-4 * mean, "{format:?}: {nats} not {mean}");
+            let found = logits(Rules { format_at_seal: format, ..Rules::default() });
+            let (nats, mean) = (measured.format_nats[format], mean(&found, 32));
+            assert!(close(nats, mean), "{format:?}: {nats} not {mean}");
             assert_eq!(nats == 0.0, format == PageFormat::F16, "{format:?}");
         }
-        assert!(measured.evict_nats > 0.0);
+        let dropped = logits(Rules { token_budget: Some(192), ..Rules::default() });
+        let (nats, mean) = (measured.evict_nats, mean(&dropped, 192));
+        assert!(close(nats, mean) && nats > 0.0, "dropping: {nats} not {mean}");
+        rotations.push(key_rotation);
     }
+    assert!(rotations.contains(&KeyRotation::None), "{rotations:?}");
 }
 
 #[test]
