@@ -6,6 +6,7 @@ pub mod arch;
 pub mod chat_template;
 pub mod gguf;
 pub mod linear;
+pub mod reference_attention;
 pub mod rope;
 pub mod runner;
 pub mod spec;

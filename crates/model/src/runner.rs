@@ -3,6 +3,7 @@
 use crate::arch::pass::{Buffers, GroupShape, Pass, PassShape};
 use crate::arch::{self, Model};
 use crate::gguf::{Gguf, GgufError};
+use crate::reference_attention::ReferenceAttention;
 use crate::rope::Rope;
 use crate::spec::ModelSpec;
 use reef_kernels::attention::AttentionShape;
@@ -148,6 +149,7 @@ pub struct ModelRunner {
     selected: Vec<f32>,
     codes: QuantizedRows,
     logits: Vec<f32>,
+    reference: Option<Box<dyn ReferenceAttention>>,
 }
 
 impl ModelRunner {
@@ -169,6 +171,7 @@ impl ModelRunner {
             selected: Vec::new(),
             codes: QuantizedRows::default(),
             logits: Vec::new(),
+            reference: None,
         })
     }
 
@@ -203,6 +206,12 @@ impl ModelRunner {
         self.shape.groups.iter_mut().for_each(|group| group.key_rotation = key_rotation);
     }
 
+    /// From the next pass on, has `reference` attend in place of the pages (`None`: the pages again).
+    /// For measurements; nothing is observed meanwhile.
+    pub fn set_reference_attention(&mut self, reference: Option<Box<dyn ReferenceAttention>>) {
+        self.reference = reference;
+    }
+
     /// Checks that every token is in the vocabulary, before work is begun that needs them all.
     ///
     /// # Errors
@@ -224,7 +233,9 @@ impl ModelRunner {
         batch: &[BatchSequence<'_>],
     ) -> Result<(), BatchError> {
         batch.iter().try_for_each(|sequence| self.check_tokens(sequence.tokens))?;
-        let mut pass = Pass::new(&self.compute, &self.shape, batch, arena, &mut self.buffers);
+        let reference = self.reference.as_deref_mut().map(|r| r as &mut dyn ReferenceAttention);
+        let ModelRunner { compute, shape, buffers, .. } = self;
+        let mut pass = Pass::new(compute, shape, batch, arena, buffers, reference);
         self.model.forward(&mut pass);
         Ok(())
     }

@@ -3,6 +3,7 @@
 use super::masses::Masses;
 use super::parts::{FeedForward, Norm, Projection};
 use crate::linear::Linear;
+use crate::reference_attention::{ReferenceAttention, ReferenceRows};
 use crate::rope::Rope;
 use crate::runner::{BatchSequence, Compute, KeyRotation};
 use reef_kernels::attention::{self, AttentionScratch, AttentionShape, SequenceRows};
@@ -81,17 +82,20 @@ pub struct Pass<'a> {
     batch: &'a [BatchSequence<'a>],
     arena: &'a Arena,
     pub(super) buffers: &'a mut Buffers,
+    reference: Option<&'a mut dyn ReferenceAttention>,
     rows: usize,
 }
 
 impl<'a> Pass<'a> {
-    /// Sizes the buffers for `batch` and computes the angles of its positions.
+    /// Sizes the buffers for `batch` and computes the angles of its positions. `reference`, where given,
+    /// attends in place of the pages.
     pub fn new(
         compute: &'a Compute,
         shape: &'a PassShape,
         batch: &'a [BatchSequence<'a>],
         arena: &'a Arena,
         buffers: &'a mut Buffers,
+        reference: Option<&'a mut dyn ReferenceAttention>,
     ) -> Pass<'a> {
         let rows = batch.iter().map(|sequence| sequence.tokens.len()).sum();
         let attention = &shape.groups[0].attention;
@@ -105,7 +109,7 @@ impl<'a> Pass<'a> {
         grow(&mut buffers.hidden, rows * 2 * shape.hidden);
         grow(&mut buffers.gated, rows * shape.hidden);
         buffers.masses.begin(batch.len(), shape.groups.iter().map(|group| group.layers));
-        let mut pass = Pass { compute, shape, batch, arena, buffers, rows };
+        let mut pass = Pass { compute, shape, batch, arena, buffers, reference, rows };
         pass.prepare_angles();
         pass
     }
@@ -178,6 +182,9 @@ impl<'a> Pass<'a> {
     /// sequences, but not in window groups: what leaves a window is not for a policy to choose.
     pub fn attend(&mut self, group: usize, index: usize) {
         self.rotate_and_store(group, index);
+        if self.reference.is_some() {
+            return self.attend_by_reference(group, index);
+        }
         let attention = &self.shape.groups[group].attention;
         let width = attention.heads * attention.head_dim;
         let Buffers { queries, attended, scratch, masses, .. } = &mut *self.buffers;
@@ -211,6 +218,33 @@ impl<'a> Pass<'a> {
         );
         for (place, _) in sequences.iter().enumerate().filter(|(_, rows)| rows.observe) {
             masses.keep(place, group, index, scratch.masses(place));
+        }
+    }
+
+    /// Hands each sequence to the reference, with its queries at their original positions.
+    fn attend_by_reference(&mut self, group: usize, layer: usize) {
+        let shape = &self.shape.groups[group].attention;
+        let (width, kv_width) = (shape.heads * shape.head_dim, 2 * shape.kv_heads * shape.head_dim);
+        let Buffers { queries, attended, qkv, .. } = &mut *self.buffers;
+        let Some(reference) = &mut self.reference else { return };
+        let (mut queries, mut first_row) = (&queries[..], 0);
+        for sequence in self.batch {
+            let rows = sequence.tokens.len();
+            let runs = sequence.view.groups[group].runs[layer].len();
+            let (of_sequence, rest) = queries.split_at(runs * rows * width);
+            queries = rest;
+            let rows_in = ReferenceRows {
+                group,
+                layer,
+                shape,
+                first_position: sequence.first_position as usize,
+                // The last run's shift is 0.
+                queries: &of_sequence[(runs - 1) * rows * width..],
+                keys_values: &qkv[first_row * (width + kv_width) + width..],
+                stride: width + kv_width,
+            };
+            reference.attend(&rows_in, &mut attended[first_row * width..][..rows * width]);
+            first_row += rows;
         }
     }
 
