@@ -2,6 +2,7 @@
 
 use anyhow::{Context as _, bail, ensure};
 use reef_engine::eval::comparison::{Comparison, Difference};
+use reef_engine::eval::h2o_reference::H2oReference;
 use reef_engine::eval::re_encoded::{Restart, score_re_encoded};
 use reef_engine::eval::{Lanes, Treatment};
 use reef_engine::score::{ScoreSummary, Scoring, score_together};
@@ -12,7 +13,7 @@ use serde_json::{Value, json};
 use crate::Common;
 use crate::eval::table::interval_json;
 use crate::eval::text::TextArgs;
-use crate::eval::treatment::{TreatmentArgs, bytes_per_token, context};
+use crate::eval::treatment::{TreatmentArgs, bytes_per_token, check_budget, context};
 use crate::load::{ModelArgs, open, parse_kv_format};
 use crate::output::{WrongArguments, print_json, print_line};
 use crate::progress::Progress;
@@ -50,13 +51,19 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let ids = args.text.ids(&gguf)?;
     let mut runner = args.model.runner(&gguf, args.common.threads())?;
     let block_size = args.model.block_size;
-    args.treatment.check(block_size, &runner)?;
+    let by_reference = args.treatment.policy.as_deref() == Some(H2O_REFERENCE);
+    if !by_reference {
+        args.treatment.check(block_size, &runner)?;
+    }
     let trained = runner.spec().trained_context;
-    let context = context(args.context, trained, args.treatment.budget.is_some())?;
+    let context = context(args.context, trained, args.treatment.budget.is_some() && !by_reference)?;
     let restart = restart(&args, context, ids.len())?;
     let treatment = args.treatment.treatment(args.kv_format);
     let compare = !treatment.is_plain() && context <= trained;
-    let scored = score(&args, &mut runner, &ids, &treatment, context, compare)?;
+    let scored = match by_reference {
+        true => score_by_reference(&args, &mut runner, &ids, context)?,
+        false => score(&args, &mut runner, &ids, &treatment, context, compare)?,
+    };
     let mut document = document(&scored);
     let bytes = bytes_per_token(&runner, block_size, args.kv_format);
     document["bytes_per_token"] = json!(bytes);
@@ -105,6 +112,36 @@ fn score(
     progress.end();
     let summary = summaries.into_iter().next().context("one treatment has one summary")?;
     Ok(Scored { comparison, indices, summary })
+}
+
+/// A policy of this command alone: H2O per head and token, as in its paper.
+const H2O_REFERENCE: &str = "h2o-reference";
+
+/// Scores the text with untouched KV, then with H2O in its reference form, which needs no pages. The two
+/// are compared in their likelihoods; a divergence would need both at once.
+fn score_by_reference(
+    args: &Args,
+    runner: &mut ModelRunner,
+    ids: &[u32],
+    context: usize,
+) -> anyhow::Result<Scored> {
+    let budget = args.treatment.budget.context("--policy needs --budget")?;
+    check_budget(budget, args.model.block_size)?;
+    if args.kv_format != PageFormat::F16 {
+        bail!(WrongArguments(format!(
+            "--policy {H2O_REFERENCE} is computed in f32: leave --kv-format out"
+        )));
+    }
+    let plain = Treatment::default();
+    let reference = score(args, runner, ids, &plain, context, false)?;
+    runner.set_reference_attention(Some(Box::new(H2oReference::new(budget))));
+    let treated = score(args, runner, ids, &plain, context, false);
+    runner.set_reference_attention(None);
+    let mut treated = treated?;
+    treated.comparison.reference_nll = reference.comparison.nll;
+    let dropped = |window: &[u32]| window.len().saturating_sub(budget) as f64;
+    treated.summary.dropped_tokens = ids.chunks(context).map(dropped).sum();
+    Ok(treated)
 }
 
 /// The keys of earlier versions keep their meaning; intervals are of differences, token by token.

@@ -20,7 +20,7 @@ pub struct TreatmentArgs {
     /// Layers that stay f16, such as 0,1,29
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub pin_layers: Vec<usize>,
-    /// What to drop: window, sinks, h2o, tova, keydiff or random
+    /// What to drop: window, sinks, h2o, tova, keydiff or random (`ppl` also knows h2o-reference)
     #[arg(long, value_name = "POLICY", requires = "budget")]
     pub policy: Option<String>,
     /// Keep at most N tokens, dropping one block at a time

@@ -7,6 +7,7 @@
 pub mod comparison;
 pub mod descent;
 pub(crate) mod divergence;
+pub mod h2o_reference;
 pub mod lanes;
 pub mod re_encoded;
 pub mod recall;
