@@ -154,7 +154,8 @@ fn style() -> String {
          .line{fill:none;stroke-width:2;stroke-linejoin:round}.grid,.axis{stroke-width:1}\
          .surface{fill:#fcfcfb}.ink{fill:#0b0b0b}.muted{fill:#52514e}.grid{stroke:#e6e5e1}.axis{stroke:#a3a19b}\
          .front{stroke:#52514e;stroke-dasharray:4 3}.ring{stroke:#fcfcfb;stroke-width:2}\
-         .limit{stroke:#0b0b0b;stroke-width:1.5;stroke-dasharray:6 4}",
+         .limit{stroke:#0b0b0b;stroke-width:1.5;stroke-dasharray:6 4}\
+         .halo{paint-order:stroke;stroke:#fcfcfb;stroke-width:3}",
     );
     let colors = |pick: fn(&(&'static str, &'static str)) -> &'static str| {
         let rule = |(index, pair): (usize, &(&'static str, &'static str))| {
@@ -166,7 +167,7 @@ fn style() -> String {
     style += &colors(|pair| pair.0);
     style += "@media (prefers-color-scheme:dark){.surface{fill:#1a1a19}.ink{fill:#fff}.muted{fill:#c3c2b7}\
               .grid{stroke:#33332f}.axis{stroke:#6b6a64}.front{stroke:#c3c2b7}.ring{stroke:#1a1a19}\
-              .limit{stroke:#fff}";
+              .limit{stroke:#fff}.halo{stroke:#1a1a19}";
     style += &colors(|pair| pair.1);
     style + "}"
 }

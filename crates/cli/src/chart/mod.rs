@@ -7,7 +7,9 @@
 mod frame;
 mod scale;
 mod scatter;
+mod stack;
 
 pub use frame::Axis;
 pub use scale::Scale;
 pub use scatter::{Point, Scatter, Series};
+pub use stack::{Layer, Mark, Stack};

@@ -1,6 +1,7 @@
 //! `reef run`: text from one prompt (or a chat on a terminal) within a KV budget.
 
 mod chat;
+mod plot;
 mod stream;
 mod summary;
 mod timeline;
@@ -69,6 +70,9 @@ pub struct Args {
     /// Go on past the model's end-of-text tokens
     #[arg(long)]
     ignore_eos: bool,
+    /// Draw the KV memory over time, by format and with each rung marked, as an SVG file
+    #[arg(long, value_name = "FILE.svg")]
+    plot: Option<PathBuf>,
 }
 
 /// Runs `reef run`.
@@ -99,6 +103,10 @@ pub fn run(args: Args) -> anyhow::Result<()> {
             .converse(&mut |ids| generate(&args, &tokenizer, &mut engine, ids, interrupted));
     };
     let streamed = generate(&args, &tokenizer, &mut engine, ids, interrupted)?;
+    if let Some(path) = &args.plot {
+        std::fs::write(path, plot::svg(&streamed, &args.model.model))
+            .with_context(|| format!("cannot write --plot {}", path.display()))?;
+    }
     if args.common.json {
         return print_json(&usage::document(&streamed));
     }

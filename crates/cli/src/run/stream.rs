@@ -31,6 +31,8 @@ pub struct Streamed {
 /// KV memory after a step.
 #[derive(Clone, Copy, Debug)]
 pub struct Sample {
+    /// The engine's number of the step.
+    pub step: u64,
     /// Tokens computed so far, dropped ones included.
     pub tokens: usize,
     /// Bytes of pages in use.
@@ -106,7 +108,7 @@ impl Listener<'_> {
                     self.progress.end();
                 }
             }
-            Event::Step { tokens, used, .. } => self.memory.push(Sample { tokens, used }),
+            Event::Step { step, tokens, used } => self.memory.push(Sample { step, tokens, used }),
             Event::Token(id) => {
                 self.first_token.get_or_insert_with(Instant::now);
                 let piece = self.detokenizer.push(id);

@@ -58,7 +58,7 @@ mod tests {
                 PageFormat::Int4 => int4,
                 _ => 0,
             };
-            Sample { tokens: 0, used: ByFormat::from_fn(bytes) }
+            Sample { step: 0, tokens: 0, used: ByFormat::from_fn(bytes) }
         };
         let samples = [sample(50, 0, 0), sample(50, 50, 0), sample(0, 100, 0), sample(25, 25, 50)];
         let rows = chart(&samples, 100);
