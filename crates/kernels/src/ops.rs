@@ -374,7 +374,7 @@ mod tests {
 
     /// Entry (i, j) of the Walsh-Hadamard matrix of order `order`: the parity of the bits in common.
     fn hadamard_entry(i: usize, j: usize, order: usize) -> f64 {
-        let sign = if (i & j).count_ones() % 2 == 0 { 1.0 } else { -1.0 };
+        let sign = if (i & j).count_ones().is_multiple_of(2) { 1.0 } else { -1.0 };
         sign / (order as f64).sqrt()
     }
 

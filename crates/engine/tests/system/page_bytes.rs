@@ -7,7 +7,7 @@ use std::ops::ControlFlow;
 use reef_engine::session::{EngineError, Rules, Session};
 use reef_engine::{Event, step::pool_config};
 use reef_kv::page::PageFormat;
-use reef_kv::{BlockPool, Fidelity, Sequence};
+use reef_kv::{BlockPool, Fidelity, Sequence, SequenceConfig};
 use reef_model::runner::{Activations, BatchSequence, ModelRunner};
 
 use super::support::drive::{endless, engine, generate, greedy, roomy_pool};
@@ -159,4 +159,63 @@ fn generation_reads_the_pages_of_the_pool() {
     // The first token was computed before the fault.
     assert_eq!(told, expected[..1]);
     assert_eq!(generate(&mut engine, &request).token_ids, expected, "the page was given back");
+}
+
+/// Fills every byte that the pool hands out.
+fn fill_arena(pool: &BlockPool, byte: u8) {
+    for offset in 0..pool.arena().len() {
+        // SAFETY: in bounds; nothing holds a page yet, and this test's thread is the only one.
+        unsafe { *pool.arena().base().add(offset) = byte };
+    }
+}
+
+/// Case 37: pages go from one format to another and back while a small pool is used up over and over;
+/// whatever the arena held before (zeros, bytes that are NaN in f16 and in FP8) changes no bit.
+#[test]
+fn what_a_page_held_before_is_never_seen() {
+    // Windows take little: a budget that full attention would find small is roomy for them.
+    for (architecture, budget_tokens) in [("llama", 350), ("gemma3", 200)] {
+        let model = Tiny::new(architecture).build();
+        let ids = Random(54).tokens(700, 101);
+        for format_at_seal in PageFormat::ALL {
+            let mut expected: Option<Vec<f32>> = None;
+            for byte in [0x00, 0x7e, 0x7f, 0xff] {
+                let mut runner = model.plain_runner();
+                let rules = Rules { format_at_seal, ..Rules::default() };
+                let budget_bytes = roomy_pool(&runner, 32, 64).bytes_for_tokens(
+                    budget_tokens,
+                    PageFormat::F16,
+                    32,
+                );
+                let pool = BlockPool::new(pool_config(runner.spec(), 32, budget_bytes)).unwrap();
+                fill_arena(&pool, byte);
+                let config =
+                    SequenceConfig { max_tokens: Some(700), ..endless(Fidelity::Evict, 4096) };
+                let mut session = Session::new(&pool, &rules, config);
+                let logits = logits_of(&mut session, &mut runner, &ids);
+                assert!(
+                    logits.iter().all(|logit| logit.is_finite()),
+                    "{format_at_seal:?} {byte:x}"
+                );
+                if format_at_seal == PageFormat::F16 {
+                    let kv = session.sequence().usage();
+                    let lossy = kv.tokens_by_format.iter().filter(|(_, tokens)| **tokens > 0.0);
+                    assert!(lossy.count() > 1, "{kv:?}");
+                }
+                let expected = expected.get_or_insert_with(|| logits.clone());
+                assert!(logits == *expected, "{architecture} {format_at_seal:?} {byte:x}");
+            }
+        }
+    }
+}
+
+/// Logits of `ids`, computed a block at a time.
+fn logits_of(session: &mut Session<'_>, runner: &mut ModelRunner, ids: &[u32]) -> Vec<f32> {
+    let mut logits = Vec::new();
+    for tokens in ids.chunks(32) {
+        session.advance(runner, tokens).unwrap();
+        let rows: Vec<usize> = (0..tokens.len()).collect();
+        logits.extend_from_slice(runner.logits(&rows));
+    }
+    logits
 }
