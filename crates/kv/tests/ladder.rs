@@ -133,7 +133,8 @@ fn relief_makes_room_for_a_longer_stretch_by_the_same_rungs() {
         }
         check(&pool, &[&sequence]);
     }
-    assert!(events[1] * 2 < events[0], "{events:?}");
+    // Drops are never stretched, and the last blocks need some.
+    assert!(events[1] * 3 < events[0] * 2, "{events:?}");
 }
 
 #[test]

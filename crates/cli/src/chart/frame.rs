@@ -155,7 +155,7 @@ fn style() -> String {
          .surface{fill:#fcfcfb}.ink{fill:#0b0b0b}.muted{fill:#52514e}.grid{stroke:#e6e5e1}.axis{stroke:#a3a19b}\
          .front{stroke:#52514e;stroke-dasharray:4 3}.ring{stroke:#fcfcfb;stroke-width:2}\
          .limit{stroke:#0b0b0b;stroke-width:1.5;stroke-dasharray:6 4}\
-         .halo{paint-order:stroke;stroke:#fcfcfb;stroke-width:3}",
+         .halo{stroke:#fcfcfb;stroke-width:4;stroke-linejoin:round}",
     );
     let colors = |pick: fn(&(&'static str, &'static str)) -> &'static str| {
         let rule = |(index, pair): (usize, &(&'static str, &'static str))| {

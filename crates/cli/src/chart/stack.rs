@@ -120,11 +120,13 @@ fn draw_mark(frame: &mut Frame, mark: &Mark, limit: f64, line: usize) {
     let (x, bottom) = (frame.x_of(*first), frame.y_of(0.0));
     let base = top + TICK + LINE * (line + 1) as f64;
     let fits = x + 6.0 + text_width(&mark.label) < frame.x_of(f64::INFINITY);
+    let label = escape(&mark.label);
+    // Twice: the first is a border that keeps the second readable on any area.
     let (class, text_x) = if fits { ("ink small", x + 6.0) } else { ("ink small end", x - 6.0) };
     frame.push(format_args!(
         "<line class=\"front\" x1=\"{x:.1}\" y1=\"{top:.1}\" x2=\"{x:.1}\" y2=\"{bottom:.1}\"/>\
-         <text class=\"halo {class}\" x=\"{text_x:.1}\" y=\"{base:.1}\">{}</text>",
-        escape(&mark.label)
+         <text class=\"halo {class}\" x=\"{text_x:.1}\" y=\"{base:.1}\">{label}</text>\
+         <text class=\"{class}\" x=\"{text_x:.1}\" y=\"{base:.1}\">{label}</text>"
     ));
 }
 
@@ -158,7 +160,8 @@ mod tests {
         let svg = chart.svg();
         // 340 pixels for 10: the upper area stands on 2 (y 356) and reaches 5 (y 254) on the right.
         assert!(svg.contains("d=\"M72.0 356.0L736.0 254.0L736.0 356.0L72.0 356.0Z\""), "{svg}");
-        assert_eq!(svg.matches("int8 &amp; on").count(), 1);
+        assert_eq!(svg.matches("<text class=\"ink small\" x=\"410.0\"").count(), 1);
+        assert_eq!(svg.matches("int8 &amp; on").count(), 2);
         assert_eq!(svg.matches("class=\"line c1\"").count(), 2);
         let empty = Stack { places: Vec::new(), layers: Vec::new(), marks: Vec::new(), ..chart };
         assert!(empty.svg().ends_with("</svg>\n"));

@@ -10,14 +10,17 @@ use crate::sizes;
 /// Places along the x axis at most: more than a chart has pixels.
 const COLUMNS: usize = 1000;
 
+/// Bytes of the unit of the y axis.
+const MIB: f64 = (1u64 << 20) as f64;
+
 /// The chart as SVG.
 pub fn svg(streamed: &Streamed, model: &str) -> String {
     let usage = &streamed.generation.usage;
     let samples = pick(&streamed.memory);
-    let budget = usage.budget_bytes as f64;
+    let budget = usage.budget_bytes as f64 / MIB;
     let places: Vec<f64> = samples.iter().map(|sample| sample.tokens as f64).collect();
     let computed = places.last().copied().unwrap_or(0.0);
-    let bytes = |format| samples.iter().map(move |sample| sample.used[format] as f64);
+    let bytes = |format| samples.iter().map(move |sample| sample.used[format] as f64 / MIB);
     let used = PageFormat::ALL.into_iter().enumerate().rev();
     let used = used.filter(|(_, format)| bytes(*format).any(|bytes| bytes > 0.0));
     let layers = used.map(|(color, format)| Layer {
@@ -39,8 +42,8 @@ pub fn svg(streamed: &Streamed, model: &str) -> String {
         },
         y: Axis {
             label: "pages held".into(),
-            scale: Scale::Linear { low: 0.0, high: 1.1 * budget.max(1.0) },
-            tick: |bytes| sizes::display(bytes as u64),
+            scale: Scale::Linear { low: 0.0, high: 1.1 * budget },
+            tick: |mib| format!("{mib} MiB"),
         },
         layers: layers.collect(),
         places,

@@ -35,8 +35,8 @@ const UNDO_PASSES: usize = 3;
 /// floor, last the first block. Within a stage the least harm per byte goes first, then the oldest. A
 /// sequence that permits drops also gives up blocks that would exceed its trained context.
 ///
-/// Once relief begins it makes room for [`Demand::stretch_tokens`] as far as the stages that
-/// [`Demand::tokens`] needs can. Sequences without `max_tokens` are brought down to 75 % of the pool
+/// Once relief begins it makes room for [`Demand::stretch_tokens`] as far as the stages of
+/// re-encoding that [`Demand::tokens`] needs can. Sequences without `max_tokens` are brought down to 75 % of the pool
 /// whenever the demand would take more than 85 %.
 ///
 /// A plan with a shortage gives up all it may and still does not suffice: rather than carry it out,
@@ -71,7 +71,7 @@ pub fn plan_relief(
     let firm_steps = planner.steps.len();
     let mut enough = reached;
     let stretch_pages;
-    let stages = planner.stages_in_use();
+    let stages = planner.stages_for_stretch();
     if reached && !stages.is_empty() {
         stretch_pages =
             demand_pages(pool, demands, |demand| demand.stretch_tokens.max(demand.tokens));
@@ -156,8 +156,6 @@ struct Planner<'a> {
     steps: Vec<Step>,
     drops: Vec<Move>,
     dropped: HashSet<(usize, DropTarget)>,
-    /// The (priority class, stage)s in which blocks were dropped.
-    drop_stages: HashSet<(usize, usize)>,
 }
 
 impl<'a> Planner<'a> {
@@ -185,7 +183,6 @@ impl<'a> Planner<'a> {
             steps: Vec::new(),
             drops: Vec::new(),
             dropped: HashSet::new(),
-            drop_stages: HashSet::new(),
         }
     }
 
@@ -217,26 +214,21 @@ impl<'a> Planner<'a> {
                     Stage::Encode(zone, format) => {
                         self.encode_zone(goal, &givers, at, zone, format);
                     }
-                    Stage::Drop => {
-                        if self.drop_for_demand(goal, &givers) {
-                            self.drop_stages.insert(at);
-                        }
-                    }
+                    Stage::Drop => self.drop_for_demand(goal, &givers),
                 }
             }
         }
         self.forecast.reaches(goal)
     }
 
-    /// The (class, stage)s that what is planned so far makes use of.
-    fn stages_in_use(&self) -> HashSet<(usize, usize)> {
-        let mut stages = self.drop_stages.clone();
+    /// The (class, stage)s of re-encoding that what is planned so far makes use of. Nothing is dropped for
+    /// a stretch: it would cost text that the need may spare, since blocks that leave the tail shrink.
+    fn stages_for_stretch(&self) -> HashSet<(usize, usize)> {
         let in_use = |step: &&Step| {
             let victim = &self.victims.all[step.victim];
             !step.undone && !victim.dropped && victim.target.is_some()
         };
-        stages.extend(self.steps.iter().filter(in_use).map(|step| step.stage));
-        stages
+        self.steps.iter().filter(in_use).map(|step| step.stage).collect()
     }
 
     /// Brings blocks of `zone` to `format`, as `stage`, until `goal` is reached.
@@ -299,9 +291,8 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// Drops until `goal` is reached, at least [`EVICT_BATCH_BLOCKS`] once it begins. Returns whether
-    /// anything was dropped.
-    fn drop_for_demand(&mut self, goal: Goal<'_>, givers: &[usize]) -> bool {
+    /// Drops until `goal` is reached, at least [`EVICT_BATCH_BLOCKS`] once it begins.
+    fn drop_for_demand(&mut self, goal: Goal<'_>, givers: &[usize]) {
         let mut ranked = Vec::new();
         let mut batch = 1;
         for &giver in givers.iter().filter(|&&giver| self.permits(giver, Rung::Evict)) {
@@ -313,15 +304,12 @@ impl<'a> Planner<'a> {
         }
         // Ranks interleave sequences: each gives its first choice before any its second.
         ranked.sort_unstable();
-        let mut count = 0;
-        for (_, giver, target) in ranked {
+        for (count, (_, giver, target)) in ranked.into_iter().enumerate() {
             if self.forecast.reaches(goal) && !(1..batch).contains(&count) {
                 break;
             }
             self.drop_target(giver, target, Reason::Demand);
-            count += 1;
         }
-        count > 0
     }
 
     fn drop_target(&mut self, index: usize, target: DropTarget, reason: Reason) {
