@@ -87,7 +87,7 @@ impl Cache {
         let page_shape = shape.page();
         let blocks = tokens.div_ceil(shape.block_size);
         let bytes = page_shape.page_bytes(format).next_multiple_of(PAGE_ALIGN);
-        let arena = Arena::new(bytes * blocks * layers, true).expect("memory for the pages");
+        let arena = Arena::new(bytes * blocks * layers, false).expect("memory for the pages");
         let mut places: Vec<usize> = (0..blocks * layers).collect();
         if order == Order::Scattered {
             let mut state = 88172645463325252u64;
@@ -218,7 +218,9 @@ fn decode_table(pool: &BarrierPool, tiers: &[Tier], formats: &[PageFormat]) {
         })
         .collect();
     // What a step reads beside the KV cache, and what keeps a small cache cold.
-    let weights = Arena::new(96 << 20, true).expect("memory for the weights");
+    let weights = Arena::new(96 << 20, false).expect("memory for the weights");
+    // SAFETY: nobody reads it yet. Touched, or all its pages would be the one of zeros.
+    unsafe { weights.base().write_bytes(1, weights.len()) };
     let mut attend = Attend::new(pool, SMOLLM2, 4095, 1);
     for tier in tiers {
         // Per format: scattered, observed, contiguous, read.
