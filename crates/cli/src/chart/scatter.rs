@@ -99,11 +99,17 @@ fn draw_front(frame: &mut Frame, front: &[&Point]) {
 /// A rectangle in pixels: left, top, right, bottom.
 type Area = [f64; 4];
 
-/// Names the points of the front, each where it covers no point and no other name.
+/// Names the points of the front, each where it covers no point, no other name and not the line.
 fn draw_labels(frame: &mut Frame, front: &[&Point], all: &[(usize, &Point)]) {
     let around = |x: f64, y: f64| [x - RADIUS, y - RADIUS, x + RADIUS, y + RADIUS];
     let mut taken: Vec<Area> =
         all.iter().map(|(_, point)| around(frame.x_of(point.x), frame.y_of(point.y))).collect();
+    for pair in front.windows(2) {
+        let [(x, y), (next_x, next_y)] =
+            [pair[0], pair[1]].map(|point| (frame.x_of(point.x), frame.y_of(point.y)));
+        taken.push([x, y - 1.0, next_x, y + 1.0]);
+        taken.push([next_x - 1.0, y, next_x + 1.0, next_y]);
+    }
     for point in front {
         let (x, y) = (frame.x_of(point.x), frame.y_of(point.y));
         let width = text_width(&point.label) * 0.95;

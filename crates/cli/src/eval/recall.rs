@@ -7,6 +7,7 @@ use anyhow::bail;
 use reef_engine::eval::recall::{Answer, DIFFICULTIES, Difficulty, Language, Task, ask};
 use reef_engine::eval::statistics::{Interval, wilson};
 use reef_engine::eval::{Lanes, Treatment};
+use reef_engine::profile;
 use reef_engine::session::Rules;
 use reef_kv::page::PageFormat;
 use reef_model::gguf::Gguf;
@@ -29,7 +30,7 @@ pub struct Args {
     common: Common,
     #[command(flatten)]
     model: ModelArgs,
-    /// Text that lies between the pairs [default: words without order]
+    /// Text that lies between the pairs [default: a built-in one]
     #[arg(long, value_name = "FILE")]
     text: Vec<PathBuf>,
     /// Tokens of a context
@@ -200,7 +201,7 @@ pub fn measure(
     Ok(results.map(|(treatment, answers)| Asked { treatment, answers }).collect())
 }
 
-/// Words and punctuation of the model's tokenizer; filler from `texts`.
+/// Words and punctuation of the model's tokenizer; filler from `texts`, or the profile's without one.
 pub fn language(gguf: &Gguf, texts: &[PathBuf]) -> anyhow::Result<Language> {
     let tokenizer = Tokenizer::from_gguf(gguf)?;
     let encode = |text: &str, add_special: bool| {
@@ -212,7 +213,10 @@ pub fn language(gguf: &Gguf, texts: &[PathBuf]) -> anyhow::Result<Language> {
         before_key: encode("\nThe", false)?,
         between: encode(" is", false)?,
         after_value: encode(".", false)?,
-        filler: encode_files(&tokenizer, texts)?,
+        filler: match texts {
+            [] => encode(profile::TEXT, false)?,
+            texts => encode_files(&tokenizer, texts)?,
+        },
     })
 }
 

@@ -8,6 +8,7 @@
 mod architectures;
 mod bits;
 mod contracts;
+mod evaluation;
 mod generation;
 mod golden;
 mod ladder;
