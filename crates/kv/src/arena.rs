@@ -13,6 +13,9 @@ use crate::page::PAGE_ALIGN;
 /// written token shows up as NaN logits instead of as plausible text.
 const POISON: [u8; 2] = 0x7e00_u16.to_le_bytes();
 
+/// The smallest page of any system, in bytes.
+const SYSTEM_PAGE: usize = 4096;
+
 /// An anonymous mapping, page-aligned (so also 64-byte aligned), zeroed by the system.
 pub struct Arena {
     base: NonNull<u8>,
@@ -27,21 +30,20 @@ unsafe impl Sync for Arena {}
 
 impl Arena {
     /// Maps `bytes` bytes (at least one). With `prefault` the system commits them now instead of at
-    /// first touch (Linux; elsewhere it has no effect).
+    /// first touch.
     ///
     /// # Errors
     /// What the system says when the mapping is refused.
     pub fn new(bytes: usize, prefault: bool) -> std::io::Result<Arena> {
-        let mut options = MmapOptions::new();
-        options.len(bytes.max(1));
-        if prefault {
-            options.populate();
-        }
-        let mut map = options.map_anon()?;
+        let mut map = MmapOptions::new().len(bytes.max(1)).map_anon()?;
         // Pages lie scattered: with 4 KiB system pages, misses of the address cache cost attention up to
         // a fifth. A system that refuses is only slower.
         #[cfg(target_os = "linux")]
         let _ = map.advise(memmap2::Advice::HugePage);
+        if prefault {
+            // After the advice: pages committed with the mapping itself would all be small ones.
+            map.iter_mut().step_by(SYSTEM_PAGE).for_each(|byte| *byte = 0);
+        }
         let base = NonNull::from(&mut map[0]);
         debug_assert_eq!(base.as_ptr() as usize % PAGE_ALIGN, 0);
         Ok(Arena { base, bytes, _map: map })
