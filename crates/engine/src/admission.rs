@@ -117,11 +117,7 @@ pub enum Refusal {
 ///
 /// # Errors
 /// A [`Refusal`] that names the two and the mend.
-pub fn check_rules(
-    rules: &Rules,
-    config: &PoolConfig,
-    contract: Fidelity,
-) -> Result<(), Refusal> {
+pub fn check_rules(rules: &Rules, config: &PoolConfig, contract: Fidelity) -> Result<(), Refusal> {
     let format = rules.format_at_seal;
     if !contract.permits_format(format) {
         let permits = |looser: &Fidelity| looser.permits_format(format);
