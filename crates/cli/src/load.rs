@@ -23,9 +23,10 @@ pub struct ModelArgs {
     /// Fetch nothing
     #[arg(long)]
     offline: bool,
-    /// Precision of the activations that meet quantised weights; f32 is the slow reference
-    #[arg(long, value_enum, default_value_t = ActivationsArg::Int8)]
-    activations: ActivationsArg,
+    /// Precision of the activations that meet quantised weights [default: int8, the fast path; f32 for
+    /// measures of KV memory, so that they show the cache alone]
+    #[arg(long, value_enum)]
+    activations: Option<ActivationsArg>,
     /// Turn keys by a Hadamard matrix when they are written, queries to match; auto: as measured best
     /// for the model (see `reef pull`), none while that is unknown
     #[arg(long, value_enum, default_value_t = KeyRotationArg::Auto)]
@@ -82,9 +83,24 @@ impl ModelArgs {
         format!("{:?} activations, {:?} key rotation", self.activations, self.key_rotation)
     }
 
-    /// Loads the weights.
+    /// Loads the weights, to compute with 8-bit activations unless asked otherwise.
     pub fn runner(&self, gguf: &Gguf, threads: usize) -> anyhow::Result<ModelRunner> {
-        let activations = match self.activations {
+        self.load(gguf, threads, ActivationsArg::Int8)
+    }
+
+    /// Loads the weights to measure KV memory: with activations in f32 unless asked otherwise, because the
+    /// least change of the cache moves the rounding of 8-bit ones, and that would drown what is measured.
+    pub fn measuring_runner(&self, gguf: &Gguf, threads: usize) -> anyhow::Result<ModelRunner> {
+        self.load(gguf, threads, ActivationsArg::F32)
+    }
+
+    fn load(
+        &self,
+        gguf: &Gguf,
+        threads: usize,
+        activations: ActivationsArg,
+    ) -> anyhow::Result<ModelRunner> {
+        let activations = match self.activations.unwrap_or(activations) {
             ActivationsArg::Int8 => Activations::Int8,
             ActivationsArg::F32 => Activations::F32,
         };

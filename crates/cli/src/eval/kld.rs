@@ -41,7 +41,7 @@ pub struct Args {
 pub fn run(args: Args) -> anyhow::Result<()> {
     let gguf = open(&args.model.path()?)?;
     let ids = args.text.ids(&gguf)?;
-    let mut runner = args.model.runner(&gguf, args.common.threads())?;
+    let mut runner = args.model.measuring_runner(&gguf, args.common.threads())?;
     let block_size = args.model.block_size;
     args.treatment.check(block_size, &runner)?;
     // Compared with f16 KV, which cannot be longer than the trained context.

@@ -49,7 +49,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     check(&args)?;
     let gguf = open(&args.model.path()?)?;
     let ids = args.text.ids(&gguf)?;
-    let mut runner = args.model.runner(&gguf, args.common.threads())?;
+    let mut runner = args.model.measuring_runner(&gguf, args.common.threads())?;
     check_layers(&args.pin_layers, runner.spec().layers)?;
     let descent = Descent {
         context: context(Some(args.context), runner.spec().trained_context, false)?,

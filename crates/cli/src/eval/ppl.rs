@@ -49,7 +49,7 @@ pub struct Args {
 pub fn run(args: Args) -> anyhow::Result<()> {
     let gguf = open(&args.model.path()?)?;
     let ids = args.text.ids(&gguf)?;
-    let mut runner = args.model.runner(&gguf, args.common.threads())?;
+    let mut runner = args.model.measuring_runner(&gguf, args.common.threads())?;
     let block_size = args.model.block_size;
     let by_reference = args.treatment.policy.as_deref() == Some(H2O_REFERENCE);
     if !by_reference {

@@ -53,7 +53,7 @@ pub struct Args {
 pub fn run(args: Args) -> anyhow::Result<()> {
     let gguf = open(&args.model.path()?)?;
     let language = language(&gguf, &args.text)?;
-    let mut runner = args.model.runner(&gguf, args.common.threads())?;
+    let mut runner = args.model.measuring_runner(&gguf, args.common.threads())?;
     let block_size = args.model.block_size;
     args.treatment.check(block_size, &runner)?;
     if !(0.0..=1.0).contains(&args.full_share) {

@@ -65,7 +65,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     if found < wanted {
         note(&format!("the text has {found} tokens: continued from its start up to {wanted}"));
     }
-    let mut runner = args.model.runner(&gguf, args.common.threads())?;
+    let mut runner = args.model.measuring_runner(&gguf, args.common.threads())?;
     drop(gguf);
     check_layers(&args.pin_layers, runner.spec().layers)?;
     let lanes = Lanes {

@@ -93,7 +93,7 @@ pub fn run(mut args: Args) -> anyhow::Result<()> {
     let gguf = open(&path)?;
     let ids = args.text.ids(&gguf)?;
     let language = language(&gguf, args.text.paths())?;
-    let mut runner = args.model.runner(&gguf, args.common.threads())?;
+    let mut runner = args.model.measuring_runner(&gguf, args.common.threads())?;
     drop(gguf);
     check_layers(&args.pin_layers, runner.spec().layers)?;
     context(Some(args.context), runner.spec().trained_context, false)?;
