@@ -78,11 +78,6 @@ impl ModelArgs {
         pull::resolve_model(&self.model, self.offline)
     }
 
-    /// How is computed, in a word or two: what results depend on beside the model.
-    pub fn arithmetic(&self) -> String {
-        format!("{:?} activations, {:?} key rotation", self.activations, self.key_rotation)
-    }
-
     /// Loads the weights, to compute with 8-bit activations unless asked otherwise.
     pub fn runner(&self, gguf: &Gguf, threads: usize) -> anyhow::Result<ModelRunner> {
         self.load(gguf, threads, ActivationsArg::Int8)

@@ -97,7 +97,7 @@ pub fn run(mut args: Args) -> anyhow::Result<()> {
     drop(gguf);
     check_layers(&args.pin_layers, runner.spec().layers)?;
     context(Some(args.context), runner.spec().trained_context, false)?;
-    let inputs = Inputs::new(&path, &ids, inputs(&args, contexts))?;
+    let inputs = Inputs::new(&path, &ids, inputs(&args, contexts, &runner))?;
     let mut store = Store::open(&args.out.with_extension("jsonl"), inputs)?;
     let treatments = grid(&Grid {
         formats: &args.kv_format,
@@ -139,14 +139,15 @@ fn check(args: &Args) -> anyhow::Result<()> {
 }
 
 /// Everything beside the model and the tokens that a cell's numbers depend on.
-fn inputs(args: &Args, contexts: usize) -> Value {
+fn inputs(args: &Args, contexts: usize, runner: &ModelRunner) -> Value {
     json!({
         "context": args.context,
         "recall_tokens": args.recall_tokens,
         "recall_contexts": contexts,
         "pin_layers": args.pin_layers,
         "seed": args.seed,
-        "arithmetic": args.model.arithmetic(),
+        "activations": format!("{:?}", runner.activations()),
+        "key_rotation": format!("{:?}", runner.key_rotation()),
         "block_size": args.model.block_size,
     })
 }
