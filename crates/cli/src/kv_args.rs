@@ -119,7 +119,7 @@ impl KvArgs {
             runner.spec().bytes_per_token(PageFormat::K8V4, block_size) * tokens as f64;
         let matters = asked.permits(self.fidelity, Rung::Int4) && with_8_bit_keys > budget as f64;
         let profile = match matters {
-            true => Some(profiles::known_or_measured(gguf, runner, block_size)?),
+            true => profiles::known_or_measured(gguf, runner, block_size)?,
             false => profiles::known(gguf),
         };
         let unknown = Ladder { four_bit_keys: false, ..Ladder::default() };

@@ -22,6 +22,9 @@ use crate::pull::cache_dir;
 /// Profiles that come with the binary, by key: those of `reef pull`'s names.
 const SHIPPED: &str = include_str!("profiles.json");
 
+/// Models of more parameters are measured only where somebody asks for it.
+const QUICK_PARAMETERS: usize = 500_000_000;
+
 /// Changes whenever a profile is measured differently: older ones are then measured again.
 const VERSION: u64 = 1;
 
@@ -36,16 +39,33 @@ pub fn known(gguf: &Gguf) -> Option<ModelProfile> {
     })
 }
 
-/// The profile of the model in `gguf`: the known one, else measured with `runner` and kept.
+/// The profile of the model in `gguf`: the known one; else, if that is a matter of seconds, measured with
+/// `runner` and kept; else `None`, and the user is told how to have it measured.
 pub fn known_or_measured(
     gguf: &Gguf,
     runner: &mut ModelRunner,
     block_size: usize,
-) -> anyhow::Result<ModelProfile> {
+) -> anyhow::Result<Option<ModelProfile>> {
     if let Some(known) = known(gguf) {
-        return Ok(known);
+        return Ok(Some(known));
+    }
+    let parameters: usize = gguf.tensors().map(|tensor| tensor.elements()).sum();
+    if parameters > QUICK_PARAMETERS {
+        note(
+            "keys stay at 8 bits until `reef eval profile` has measured this model: it takes minutes",
+        );
+        return Ok(None);
     }
     note("measuring once what lossy KV memory costs this model");
+    measure(gguf, runner, block_size).map(Some)
+}
+
+/// Measures the model in `gguf` with `runner` and keeps the profile.
+pub fn measure(
+    gguf: &Gguf,
+    runner: &mut ModelRunner,
+    block_size: usize,
+) -> anyhow::Result<ModelProfile> {
     let encode = Encode { add_special: true, parse_special: false };
     let ids = Tokenizer::from_gguf(gguf)?.encode(profile::TEXT, encode)?;
     let mut progress = None;
@@ -85,7 +105,8 @@ fn keep(key: &str, profile: &ModelProfile) -> anyhow::Result<()> {
         .with_context(|| format!("cannot write {}", path.display()))
 }
 
-fn document(profile: &ModelProfile) -> Value {
+/// The profile as JSON.
+pub fn document(profile: &ModelProfile) -> Value {
     let nats = |(format, nats): (PageFormat, &f64)| (format.name().to_string(), json!(nats));
     json!({
         "version": VERSION,

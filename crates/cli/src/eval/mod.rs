@@ -6,6 +6,7 @@ mod kld;
 mod ladder;
 mod logits;
 mod ppl;
+mod profile;
 mod recall;
 mod stream;
 mod table;
@@ -33,6 +34,9 @@ enum Measure {
     Stream(stream::Args),
     /// Quality against bytes per token, over KV formats, policies and budgets
     Frontier(frontier::Args),
+    /// What lossy KV memory costs the model, measured anew and kept: the guard of 4-bit keys, the harm of
+    /// each rung, the rotation of keys
+    Profile(profile::Args),
     /// Logits of a list of token ids, in the format of llama.cpp's goldens
     Logits(logits::Args),
 }
@@ -46,6 +50,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         Measure::Ladder(args) => ladder::run(args),
         Measure::Stream(args) => stream::run(args),
         Measure::Frontier(args) => frontier::run(args),
+        Measure::Profile(args) => profile::run(args),
         Measure::Logits(args) => logits::run(args),
     }
 }

@@ -17,9 +17,6 @@ use crate::{Common, profiles, sizes};
 use catalog::Known;
 pub use lock::acquire as acquire_lock;
 
-/// Models with more parameters are not measured when they are fetched: it would take minutes.
-const PROFILED_PARAMETERS: usize = 1_500_000_000;
-
 /// What starts the name of a file on a model hub.
 const HUB_PREFIX: &str = "hf:";
 
@@ -57,17 +54,10 @@ pub fn run(args: Args) -> anyhow::Result<()> {
 }
 
 /// Measures, if that is unknown, what lossy KV memory costs the model: so that runs know from the start
-/// whether its keys bear 4 bits. Left to the first run that needs it where it would take long.
+/// whether its keys bear 4 bits.
 fn profile(path: &Path, threads: usize) -> anyhow::Result<()> {
     let gguf = crate::load::open(path)?;
     if profiles::known(&gguf).is_some() {
-        return Ok(());
-    }
-    let parameters: usize = gguf.tensors().map(|tensor| tensor.elements()).sum();
-    if parameters > PROFILED_PARAMETERS {
-        output::note(
-            "what lossy KV memory costs this model is measured by the first run that needs it",
-        );
         return Ok(());
     }
     let mut runner = crate::load::default_runner(&gguf, threads)?;
