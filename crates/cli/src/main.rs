@@ -7,6 +7,7 @@ mod load;
 mod memory;
 mod output;
 mod peer;
+mod plan;
 mod progress;
 mod pull;
 mod run;
@@ -40,6 +41,8 @@ enum Command {
     Bench(bench::Args),
     /// Measure what a KV format or policy does to the model's answers
     Eval(eval::Args),
+    /// Plan memory and concurrency before starting an engine
+    Plan(plan::Args),
 }
 
 /// The options that every subcommand has; flatten it into its `Args`.
@@ -87,6 +90,7 @@ fn run(command: Command) -> anyhow::Result<()> {
         Command::Tokenize(args) => tokenize::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Eval(args) => eval::run(args),
+        Command::Plan(args) => plan::run(args),
     }
 }
 

@@ -1,0 +1,1 @@
+//! Configurations against traffic and latency goals.
