@@ -1,0 +1,105 @@
+//! E27: will vLLM start with these flags, and what is the longest context it takes?
+
+use super::prelude::*;
+
+pub struct Startup;
+
+impl Question for Startup {
+    fn about(&self) -> About {
+        About {
+            name: "startup",
+            aliases: &["vllm-flags"],
+            covers: &["E27"],
+            asks: "Does vLLM start with these flags, and which --max-model-len would it take at most?",
+            explanation: "At start vLLM checks that one request of --max-model-len fits the KV memory: blocks of \
+                the whole length against --gpu-memory-utilization × total less what the profiling run used. \
+                If not it refuses and prints the largest length that fits, a block multiple. --max-num-seqs \
+                and --max-num-batched-tokens act through the profiling run (and reserve windows in hybrid \
+                models): lowering them lowers the activation peak. `reef plan fit` has each version's rounding.",
+            source: "vLLM kv_cache_utils.py check_enough_kv_cache_memory; planner/cases.csv C021",
+        }
+    }
+
+    fn inputs(&self) -> Vec<Input> {
+        vec![
+            standard::model("Llama-3.1-8B"),
+            standard::gpu("L4"),
+            standard::tp(1.0),
+            standard::weights(),
+            standard::weight_bytes(),
+            standard::kv_cache_dtype(),
+            standard::kv_bytes(),
+            standard::memory(),
+            standard::utilization(0.9),
+            standard::overhead(),
+            standard::pool(),
+            standard::block_size(16.0),
+            Input::number("max_model_len", Unit::Tokens, 131_072.0, "--max-model-len").whole(),
+        ]
+    }
+
+    fn work(&self, sheet: &mut Worksheet) -> Result<Verdict, AskError> {
+        inputs!(sheet; tp, weight_bytes, kv_bytes, memory, overhead, pool, block_size, max_model_len);
+        step!(
+            sheet,
+            needed: Bytes = ceil(max_model_len / block_size) * block_size * kv_bytes,
+            "KV of one request of that length"
+        );
+        step!(
+            sheet,
+            utilization_needed: Ratio = (needed + weight_bytes / tp + overhead) / memory,
+            "--gpu-memory-utilization that would hold it"
+        );
+        step!(
+            sheet,
+            longest: Tokens = floor(pool / (block_size * kv_bytes)) * block_size,
+            "largest --max-model-len that starts"
+        );
+        let starts = needed <= pool;
+        let gib = |bytes: f64| bytes / 1_073_741_824.0;
+        let advice = if starts {
+            format!("starts; up to --max-model-len {longest:.0} would")
+        } else if utilization_needed <= 0.97 {
+            format!(
+                "vLLM refuses (\"... {:.2} GiB KV cache is needed, which is larger than the available KV cache \
+                 memory ({:.2} GiB) ... the estimated maximum model length is {longest:.0}\"): \
+                 --max-model-len {longest:.0}, or --gpu-memory-utilization {:.2}",
+                gib(needed),
+                gib(pool),
+                (100.0 * utilization_needed).ceil() / 100.0
+            )
+        } else {
+            format!(
+                "vLLM refuses (\"... {:.2} GiB KV cache is needed, which is larger than the available KV cache \
+                 memory ({:.2} GiB) ... the estimated maximum model length is {longest:.0}\"): \
+                 --max-model-len {longest:.0}, --kv-cache-dtype fp8, or more --tensor-parallel-size",
+                gib(needed),
+                gib(pool)
+            )
+        };
+        let decision = Some(if starts { "starts" } else { "refuses" }.to_string());
+        Ok(Verdict { answer: "longest", decision, advice })
+    }
+
+    fn example(&self) -> Example {
+        Example {
+            given: &[
+                ("model", "Qwen2.5-7B-Instruct"),
+                ("pool", "6.11GiB"),
+                ("block-size", "64"),
+                ("max-model-len", "118000"),
+            ],
+            answer: 114_368.0,
+            cited: Cited {
+                step: "longest",
+                value: 114_432.0,
+                tolerance: 0.001,
+                from: "cases.csv C021: 6.11 GiB available, 6.3 needed, estimated maximum 114,432",
+            },
+            moves: [
+                Move { input: "pool", to: "12.22GiB", answer: 228_800.0 },
+                Move { input: "kv_cache_dtype", to: "fp8", answer: 228_800.0 },
+            ],
+        }
+    }
+}

@@ -1,1 +1,0 @@
-//! Configurations against traffic and latency goals.

@@ -1,0 +1,218 @@
+//! One configuration: does it fit, how fast is it, what bounds it, and is another better?
+
+use serde::Serialize;
+
+use crate::ask::AskError;
+use crate::ask::standard;
+use crate::search::load::{Bound, Operating, Replica};
+use crate::search::step_time::{Limit, StepModel};
+use crate::search::{Fleet, Search};
+
+const GIB: f64 = 1_073_741_824.0;
+/// Activation peak and graphs of a rank, in bytes: assumed, logs of planner/cases.csv say 1 to 3 GiB.
+const ACTIVATIONS_BYTES: f64 = 2.0 * GIB;
+/// Memory outside the allocator: 1.79 GiB alone and 3.58 under TP on H100 (vLLM PR 10511).
+const NON_TORCH_BYTES: [f64; 2] = [1.79 * GIB, 3.58 * GIB];
+/// Two numbers closer than this share count as equal.
+const SAME: f64 = 1e-3;
+
+/// A configuration worked out.
+#[derive(Clone, Debug, Serialize)]
+pub struct Worked {
+    /// The device.
+    pub gpu: &'static str,
+    /// Tensor-parallel ranks of a replica.
+    pub tp: u64,
+    /// Replicas.
+    pub dp: u64,
+    /// Devices used.
+    pub gpus: u64,
+    /// Price of the devices used.
+    pub cost: f64,
+    /// Weight format.
+    pub weights: String,
+    /// KV format.
+    pub kv_cache_dtype: String,
+    /// `--max-num-seqs`.
+    pub max_num_seqs: u64,
+    /// KV memory of a rank, in bytes.
+    pub kv_pool_bytes: f64,
+    /// Sequences of mean length that a replica's memory holds.
+    pub by_memory: f64,
+    /// Requests a second of all replicas.
+    pub rate: f64,
+    /// Output tokens a second of all replicas.
+    pub output_tok_s: f64,
+    /// Sequences that run at once in a replica.
+    pub running: f64,
+    /// Mean time per output token, in seconds.
+    pub tpot_s: f64,
+    /// 90th percentile of the time to the first token, in seconds.
+    pub ttft_s: f64,
+    /// What keeps it from a higher rate.
+    pub bound: Bound,
+    /// What its decode steps take longest for.
+    pub step_limit: Limit,
+    /// Bits of a weight and of a KV element: fewer is a risk to quality, so more counts as better.
+    pub bits: (f64, f64),
+}
+
+/// Why a configuration is not offered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Rejection {
+    /// Weights leave no KV memory.
+    WeightsDoNotFit,
+    /// The longest request does not fit the KV memory.
+    LongestRequestDoesNotFit,
+    /// Query heads do not divide by the ranks.
+    HeadsDoNotDivide,
+    /// Even one request misses the TTFT target.
+    TtftTarget,
+    /// Even one request misses the TPOT target.
+    TpotTarget,
+    /// All devices together do not sustain the rate.
+    RateTooHigh,
+}
+
+impl Rejection {
+    /// In words.
+    pub fn name(self) -> &'static str {
+        match self {
+            Rejection::WeightsDoNotFit => "weights do not fit",
+            Rejection::LongestRequestDoesNotFit => "the longest request does not fit",
+            Rejection::HeadsDoNotDivide => "heads do not divide by the ranks",
+            Rejection::TtftTarget => "even one request misses the TTFT target",
+            Rejection::TpotTarget => "even one request misses the TPOT target",
+            Rejection::RateTooHigh => "all devices together do not sustain the rate",
+        }
+    }
+}
+
+/// Powers of two up to the devices of a fleet and of one group of links.
+pub fn ranks(fleet: &Fleet) -> Vec<u64> {
+    // Without a group of links ranks talk over PCIe, up to 8 of them.
+    let most = fleet.count.min((fleet.device.peers_max as u64).max(8));
+    (0..).map(|power| 1_u64 << power).take_while(|ranks| *ranks <= most).collect()
+}
+
+/// Every configuration of a fleet at one degree of TP.
+pub fn work(
+    search: &Search,
+    fleet: &Fleet,
+    tp: u64,
+) -> Result<Vec<Result<Worked, Rejection>>, AskError> {
+    let mut outcomes = Vec::new();
+    for weights in &search.weights {
+        for kv_cache_dtype in &search.kv_cache_dtypes {
+            let candidate = Candidate { search, fleet, tp, weights, kv_cache_dtype };
+            outcomes.extend(candidate.work()?);
+        }
+    }
+    Ok(outcomes)
+}
+
+struct Candidate<'a> {
+    search: &'a Search<'a>,
+    fleet: &'a Fleet,
+    tp: u64,
+    weights: &'a str,
+    kv_cache_dtype: &'a str,
+}
+
+impl Candidate<'_> {
+    fn work(&self) -> Result<Vec<Result<Worked, Rejection>>, AskError> {
+        let Search { model, traffic, max_num_seqs, .. } = self.search;
+        let dtype = standard::dtype(self.kv_cache_dtype)?;
+        let width = standard::weight_bits(self.weights)? / 8.0;
+        let peak = standard::weight_peak(self.weights, self.fleet.device)?;
+        let efficiency = self.search.efficiency;
+        let device = self.fleet.device;
+        let step = StepModel::new(model, device, self.tp, width, peak, dtype, efficiency)?;
+        let all = |reason| Ok(vec![Err(reason); max_num_seqs.len()]);
+        if model.heads.unwrap_or(0) % self.tp != 0 {
+            return all(Rejection::HeadsDoNotDivide);
+        }
+        let pool = self.pool(model.parameters()?.total() as f64 * width);
+        if pool <= 0.0 {
+            return all(Rejection::WeightsDoNotFit);
+        }
+        if model.kv_bytes(traffic.longest, dtype, self.tp) as f64 > pool {
+            return all(Rejection::LongestRequestDoesNotFit);
+        }
+        let by_memory = pool / model.kv_bytes(traffic.held_mean as u64, dtype, self.tp).max(1) as f64;
+        let (bytes, per) = dtype.ratio();
+        let bits = (8.0 * width, 8.0 * bytes as f64 / per as f64);
+        let replica = |ceiling: &u64| Replica {
+            step: &step,
+            traffic,
+            hit_ratio: self.search.hit_ratio,
+            by_memory,
+            max_num_seqs: *ceiling as f64,
+        };
+        Ok(max_num_seqs.iter().map(|ceiling| self.serve(&replica(ceiling), pool, bits)).collect())
+    }
+
+    /// KV memory of a rank.
+    fn pool(&self, weight_bytes: f64) -> f64 {
+        let budget = self.fleet.device.memory_bytes * self.search.utilization;
+        let non_torch = NON_TORCH_BYTES[usize::from(self.tp > 1)];
+        budget - weight_bytes / self.tp as f64 - ACTIVATIONS_BYTES - non_torch
+    }
+
+    /// The replicas that sustain the rate asked for, as few as can; or all there are, at their best.
+    fn serve(&self, replica: &Replica, pool: f64, bits: (f64, f64)) -> Result<Worked, Rejection> {
+        let (best, bound) = replica.best(self.search.targets).map_err(|missed| match missed {
+            Bound::TtftTarget => Rejection::TtftTarget,
+            _ => Rejection::TpotTarget,
+        })?;
+        let most = self.fleet.count / self.tp;
+        let (dp, operating) = match self.search.rate {
+            None => (most, best),
+            Some(rate) => {
+                let needed = (rate / best.rate).ceil().max(1.0);
+                if needed > most as f64 {
+                    return Err(Rejection::RateTooHigh);
+                }
+                (needed as u64, replica.at_rate(rate / needed, &best))
+            }
+        };
+        let of_all = operating.rate * dp as f64;
+        let gpus = dp * self.tp;
+        let Operating { running, tpot_s, ttft_s, step_limit, .. } = operating;
+        Ok(Worked {
+            gpu: self.fleet.device.name,
+            tp: self.tp,
+            dp,
+            gpus,
+            cost: gpus as f64 * self.fleet.price,
+            weights: self.weights.to_string(),
+            kv_cache_dtype: self.kv_cache_dtype.to_string(),
+            max_num_seqs: replica.max_num_seqs as u64,
+            kv_pool_bytes: pool,
+            by_memory: replica.by_memory,
+            rate: of_all,
+            output_tok_s: of_all * self.search.traffic.output_mean,
+            running,
+            tpot_s,
+            ttft_s,
+            bound,
+            step_limit,
+            bits,
+        })
+    }
+}
+
+impl Worked {
+    /// Whether it is at least as good in everything (equal within a thousandth): cost, rate, TPOT, TTFT,
+    /// bits of weights and KV.
+    pub fn beats(&self, other: &Worked) -> bool {
+        let at_most = |a: f64, b: f64| a <= b * (1.0 + SAME);
+        at_most(self.cost, other.cost)
+            && at_most(other.rate, self.rate)
+            && at_most(self.tpot_s, other.tpot_s)
+            && at_most(self.ttft_s, other.ttft_s)
+            && self.bits.0 >= other.bits.0
+            && self.bits.1 >= other.bits.1
+    }
+}
