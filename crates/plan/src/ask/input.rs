@@ -121,7 +121,9 @@ impl Input {
     fn new(name: &'static str, unit: Unit, fallback: Fallback, meaning: &'static str) -> Input {
         let limits = match unit {
             Unit::Ratio => (0.0, 1.0),
-            Unit::Tokens | Unit::Blocks | Unit::Sequences | Unit::Count => (1.0, 1e15),
+            // Times bytes a token this still fits 64 bits.
+            Unit::Tokens => (1.0, 1e12),
+            Unit::Blocks | Unit::Sequences | Unit::Count => (1.0, 1e15),
             _ => (1e-12, 1e24),
         };
         let is_fixed = matches!(fallback, Fallback::Word(..));

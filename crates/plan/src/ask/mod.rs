@@ -6,10 +6,10 @@
 
 use std::collections::BTreeMap;
 
+use crate::config::ConfigError;
 use crate::device::{self, Device, UnknownDevice};
 use crate::figure::Figure;
 use crate::model::{MissingFields, Model};
-use crate::config::ConfigError;
 use crate::source;
 
 pub mod input;
@@ -22,8 +22,8 @@ pub mod worksheet;
 
 use input::{Facts, Fallback, Input, Origin, Resolved, Table, Value};
 use sensitivity::Sensitivity;
-pub(crate) use worksheet::{inputs, step};
 use worksheet::{Comparison, Step, Worksheet};
+pub(crate) use worksheet::{inputs, step};
 
 /// What a question is, in words.
 #[derive(Clone, Copy, Debug)]
@@ -210,7 +210,8 @@ pub fn ask(
     let given = given_by_name(question, &declared, given)?;
     let model = model_of(&declared, &given, set)?;
     let device = device_of(&declared, &given)?;
-    let asked = Asked { question, declared: &declared, given: &given, model: model.as_ref(), device };
+    let asked =
+        Asked { question, declared: &declared, given: &given, model: model.as_ref(), device };
     let (verdict, sheet) = asked.work(None)?;
     let step = sheet.steps.iter().rev().find(|step| step.name == verdict.answer);
     let figure = step.ok_or(AskError::Undeclared(verdict.answer))?.figure.clone();
@@ -333,9 +334,7 @@ impl<'a> Asked<'a> {
                 (Some((_, number)), ..) => (Value::Number(number), Origin::Given),
                 (_, Some(text), _) => (input.parse(text)?, Origin::Given),
                 (_, _, Fallback::Number(number)) => (Value::Number(number), Origin::Default),
-                (_, _, Fallback::Word(word, _)) => {
-                    (Value::Word(word.to_string()), Origin::Default)
-                }
+                (_, _, Fallback::Word(word, _)) => (Value::Word(word.to_string()), Origin::Default),
                 (_, _, Fallback::Worked(how, work)) => {
                     (Value::Number(self.worked(input, work(&facts)?)?), Origin::Worked(how.into()))
                 }

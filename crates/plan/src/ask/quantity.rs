@@ -23,13 +23,8 @@ const TIMES: [(&str, f64); 7] = [
     ("y", 365.0 * 86_400.0),
     ("s", 1.0),
 ];
-const FLOPS: [(&str, f64); 5] = [
-    ("PFLOP/s", 1e15),
-    ("TFLOP/s", 1e12),
-    ("GFLOP/s", 1e9),
-    ("MFLOP/s", 1e6),
-    ("FLOP/s", 1.0),
-];
+const FLOPS: [(&str, f64); 5] =
+    [("PFLOP/s", 1e15), ("TFLOP/s", 1e12), ("GFLOP/s", 1e9), ("MFLOP/s", 1e6), ("FLOP/s", 1.0)];
 
 /// The suffixes that a unit is written with, each with what it multiplies.
 fn suffixes(unit: Unit) -> Vec<(String, f64)> {
@@ -52,6 +47,22 @@ fn suffixes(unit: Unit) -> Vec<(String, f64)> {
         Unit::Ratio => vec![("%".into(), 0.01)],
         Unit::Tokens => vec![("tokens".into(), 1.0)],
         Unit::Blocks | Unit::Sequences | Unit::Count => Vec::new(),
+    }
+}
+
+/// What stands for a quantity of a unit in usage lines.
+pub fn unit_name(unit: Unit) -> &'static str {
+    match unit {
+        Unit::Bytes | Unit::BytesPerToken => "SIZE",
+        Unit::BytesPerSecond => "GB/s",
+        Unit::Seconds | Unit::Milliseconds => "TIME",
+        Unit::FlopPerSecond => "TFLOP/s",
+        Unit::FlopPerByte => "FLOP/B",
+        Unit::TokensPerSecond => "tok/s",
+        Unit::RequestsPerSecond => "req/s",
+        Unit::Ratio => "SHARE",
+        Unit::Tokens => "TOKENS",
+        Unit::Blocks | Unit::Sequences | Unit::Count => "N",
     }
 }
 

@@ -2,11 +2,11 @@
 
 use serde_json::{Value as Json, json};
 
+use crate::ask::Answer;
 use crate::ask::input::{Origin, Resolved, Value};
 use crate::ask::quantity::{display, plain};
 use crate::ask::sensitivity::{Sensitivity, Variation};
 use crate::ask::worksheet::{Comparison, Worksheet};
-use crate::ask::Answer;
 
 /// Inputs that the text report names under "what moves it".
 const STRONGEST: usize = 3;

@@ -4,26 +4,15 @@ use crate::ask::AskError;
 use crate::ask::input::{Facts, Fallback, Input, Table};
 use crate::device::{Arithmetic, Device};
 use crate::dtype::KvDtype;
+use crate::engines::weights::WeightFormat;
 use crate::figure::Unit;
+use crate::model::Parameters;
 
 const KV_DTYPES: [&str; 9] =
     ["bf16", "f16", "fp8", "int8", "nvfp4", "q8_0", "q4_0", "fp8_ds_mla", "f32"];
-/// Weight formats: name, bits a weight with scales, units that multiply them.
-const WEIGHTS: [(&str, f64, Arithmetic); 9] = [
-    ("bf16", 16.0, Arithmetic::Bf16),
-    ("fp8", 8.0, Arithmetic::Fp8),
-    ("int8", 8.0, Arithmetic::Int8),
-    // Group 128: 4 bits + 16-bit scale + 4-bit zero; decoded to bf16 by the kernels people run.
-    ("awq", 4.15625, Arithmetic::Bf16),
-    ("gptq", 4.15625, Arithmetic::Bf16),
-    // An e4m3 scale per 16, an e2m1 code each.
-    ("nvfp4", 4.5, Arithmetic::Fp4),
-    ("mxfp4", 4.25, Arithmetic::Fp4),
-    ("q8_0", 8.5, Arithmetic::Int8),
-    ("q4_k", 4.5, Arithmetic::Int8),
-];
-const WEIGHT_NAMES: [&str; 9] =
-    ["bf16", "fp8", "int8", "awq", "gptq", "nvfp4", "mxfp4", "q8_0", "q4_k"];
+/// Weight formats that questions offer; `reef plan fit` knows the same by the same names.
+const WEIGHT_NAMES: [&str; 10] =
+    ["bf16", "fp8", "int8", "int4", "awq", "gptq", "nvfp4", "mxfp4", "q8_0", "q4_k"];
 
 /// `--model`.
 pub fn model(default: &'static str) -> Input {
@@ -58,7 +47,8 @@ pub fn kv_cache_dtype() -> Input {
 pub fn kv_bytes() -> Input {
     let work = |facts: &Facts| {
         let tp = facts.number("tp").unwrap_or(1.0);
-        Ok(facts.model()?.kv_bytes_per_token(dtype(facts.word("kv_cache_dtype")?)?, tp as u64) as f64)
+        Ok(facts.model()?.kv_bytes_per_token(dtype(facts.word("kv_cache_dtype")?)?, tp as u64)
+            as f64)
     };
     let origin = "the model's, all layers, on one rank";
     Input::worked("kv_bytes", Unit::BytesPerToken, origin, work, "KV memory a token takes")
@@ -72,8 +62,8 @@ pub fn weights() -> Input {
 /// `--weight-bytes`: all weights, in the format before.
 pub fn weight_bytes() -> Input {
     let work = |facts: &Facts| {
-        let parameters = facts.model()?.parameters()?.total() as f64;
-        Ok(parameters * weight_bits(facts.word("weights")?)? / 8.0)
+        let format = weight_format(facts.word("weights")?)?;
+        Ok(format.bytes(&facts.model()?.parameters()?))
     };
     let origin = "the model's parameters in that format";
     Input::worked("weight_bytes", Unit::Bytes, origin, work, "weights, over all ranks")
@@ -83,7 +73,13 @@ pub fn weight_bytes() -> Input {
 pub fn active_parameters() -> Input {
     let work = |facts: &Facts| Ok(facts.model()?.parameters()?.active() as f64);
     let origin = "the model's, without the embedding rows it only looks up";
-    Input::worked("active_parameters", Unit::Count, origin, work, "parameters a token multiplies with")
+    Input::worked(
+        "active_parameters",
+        Unit::Count,
+        origin,
+        work,
+        "parameters a token multiplies with",
+    )
 }
 
 /// `--peak`: dense bf16 arithmetic of one device.
@@ -169,28 +165,42 @@ pub fn dtype(name: &str) -> Result<KvDtype, AskError> {
     })
 }
 
-/// Bits a weight takes in a format, scales included.
-pub fn weight_bits(name: &str) -> Result<f64, AskError> {
-    Ok(weight_format(name)?.1)
-}
-
-/// The arithmetic that a device does with weights of a format, in operations/s.
-pub fn weight_peak(name: &str, device: &Device) -> Result<f64, AskError> {
-    Ok(device.peak(weight_format(name)?.2))
-}
-
-/// Whether the device has units for weights of a format.
-pub fn is_native(name: &str, device: &Device) -> Result<bool, AskError> {
-    Ok(device.native_peak(weight_format(name)?.2).is_some())
-}
-
-fn weight_format(name: &str) -> Result<(&'static str, f64, Arithmetic), AskError> {
-    let found = WEIGHTS.iter().find(|(known, ..)| *known == name);
-    found.copied().ok_or_else(|| AskError::Wrong {
+/// The weight format of a name.
+pub fn weight_format(name: &str) -> Result<WeightFormat, AskError> {
+    WeightFormat::parse(name).ok_or_else(|| AskError::Wrong {
         field: "--weights".into(),
         value: name.into(),
         mend: format!("write one of {}", WEIGHT_NAMES.join(", ")),
     })
+}
+
+/// Bytes that a weight of a linear layer takes in a format, scales included.
+pub fn weight_width(name: &str) -> Result<f64, AskError> {
+    Ok(linear_width(weight_format(name)?))
+}
+
+/// Bytes that a weight of a linear layer takes in a format, scales included.
+pub fn linear_width(format: WeightFormat) -> f64 {
+    const WEIGHTS: u64 = 1 << 40;
+    format.bytes(&Parameters { experts: WEIGHTS, ..Parameters::default() }) / WEIGHTS as f64
+}
+
+/// The units that multiply weights of a format in the kernels people run: 4-bit integers are decoded to
+/// bf16, ggml's blocks to int8.
+pub fn arithmetic(format: WeightFormat) -> Arithmetic {
+    match format {
+        WeightFormat::F32 | WeightFormat::Bf16 | WeightFormat::Int4 | WeightFormat::Bnb4 => {
+            Arithmetic::Bf16
+        }
+        WeightFormat::Fp8 => Arithmetic::Fp8,
+        WeightFormat::Nvfp4 | WeightFormat::Mxfp4 => Arithmetic::Fp4,
+        _ => Arithmetic::Int8,
+    }
+}
+
+/// The arithmetic that a device does with weights of a format, in operations/s.
+pub fn weight_peak(name: &str, device: &Device) -> Result<f64, AskError> {
+    Ok(device.peak(arithmetic(weight_format(name)?)))
 }
 
 /// "fits" or "does not fit", as decisions say it.

@@ -18,7 +18,8 @@ fn every_example_gives_the_answer_worked_out_by_hand() {
         match ask(*question, &given(example.given), &[]) {
             Err(error) => wrong.push(format!("{}: {error}", about.name)),
             Ok(answer) if !is_near(answer.figure.value, example.answer, 1e-4) => {
-                wrong.push(format!("{}: {} != {}", about.name, answer.figure.value, example.answer));
+                wrong
+                    .push(format!("{}: {} != {}", about.name, answer.figure.value, example.answer));
             }
             Ok(_) => {}
         }
@@ -56,10 +57,12 @@ fn moving_two_inputs_changes_every_answer_as_worked_out_by_hand() {
             given.push((moved.input.to_string(), moved.to.to_string()));
             match ask(*question, &given, &[]) {
                 Err(error) => wrong.push(format!("{} {}: {error}", about.name, moved.input)),
-                Ok(answer) if !is_near(answer.figure.value, moved.answer, 1e-4) => wrong.push(format!(
-                    "{} --{} {}: {} != {}",
-                    about.name, moved.input, moved.to, answer.figure.value, moved.answer
-                )),
+                Ok(answer) if !is_near(answer.figure.value, moved.answer, 1e-4) => {
+                    wrong.push(format!(
+                        "{} --{} {}: {} != {}",
+                        about.name, moved.input, moved.to, answer.figure.value, moved.answer
+                    ))
+                }
                 Ok(_) => {}
             }
         }
@@ -73,7 +76,8 @@ fn moving_two_inputs_changes_every_answer_as_worked_out_by_hand() {
 
 #[test]
 fn every_question_of_the_scope_has_exactly_one_home() {
-    let covered: Vec<&str> = questions().iter().flat_map(|q| q.about().covers.iter().copied()).collect();
+    let covered: Vec<&str> =
+        questions().iter().flat_map(|q| q.about().covers.iter().copied()).collect();
     for number in 1..=37 {
         let name = format!("E{number}");
         let homes = covered.iter().filter(|covers| **covers == name).count();
@@ -91,4 +95,184 @@ fn every_question_of_the_scope_has_exactly_one_home() {
     words.sort_unstable();
     words.dedup();
     assert_eq!(words.len(), count, "two questions share a name");
+}
+
+fn answer_of(name: &str, pairs: &[(&str, &str)]) -> Answer {
+    ask(find(name).unwrap(), &given(pairs), &[]).unwrap()
+}
+
+fn step_of(answer: &Answer, name: &str) -> f64 {
+    answer.steps.iter().find(|step| step.name == name).unwrap().figure.value
+}
+
+#[test]
+fn the_sizes_that_the_field_quotes_are_exact() {
+    let sequence = answer_of("concurrency", &[("model", "Llama-3.1-70B"), ("pool", "1GiB")]);
+    assert_eq!(step_of(&sequence, "sequence_bytes"), 2_684_354_560.0);
+    let beams = answer_of("beams", &[("kv-bytes", "128KiB"), ("tokens", "1200")]);
+    assert_eq!(step_of(&beams, "apart"), 600.0 * 1_048_576.0);
+    assert_eq!(step_of(&beams, "shared"), 156.0 * 1_048_576.0);
+    let latent = answer_of("mla", &[("model", "DeepSeek-V3")]);
+    assert_eq!(
+        latent.inputs.iter().find(|input| input.name == "kv_bytes").unwrap().value,
+        Value::Number(70_272.0)
+    );
+}
+
+#[test]
+fn published_numbers_come_out_beside_those_of_the_examples() {
+    let near = |name: &str, pairs: &[(&str, &str)], step: &str, wanted: f64, tolerance: f64| {
+        let found = step_of(&answer_of(name, pairs), step);
+        assert!(is_near(found, wanted, tolerance), "{name} {step}: {found} != {wanted}");
+    };
+    // research/algorithms.md section 5, rows 3, 4, 8, 9, 11, 12 and 14.
+    near("block-size", &[("block-size", "32")], "worst_share", 0.030, 0.01);
+    near("block-size", &[("block-size", "128"), ("length", "200")], "worst_share", 0.39, 0.01);
+    near("little", &[("arrivals", "10")], "running", 30.0, 0.01);
+    near("little", &[("arrivals", "15")], "tpot", 0.0156, 0.01);
+    near("little", &[("arrivals", "15")], "limit", 30.4, 0.002);
+    near("spec", &[("acceptance", "0.7")], "expected", 2.77, 0.002);
+    near("spec", &[("acceptance", "0.6")], "expected", 2.31, 0.002);
+    near("spec", &[("gpu", "H100")], "batch_limit", 59.0, 0.002);
+    near("spec", &[("gpu", "A100")], "batch_limit", 30.6, 0.002);
+    near("ridge", &[("gpu", "CPU-roofline")], "batch", 9.0, 0.01);
+    let eight = [("model", "Llama-3.1-70B"), ("count", "8")];
+    near("disaggregate", &eight, "needed", 9.3e9, 0.01);
+    near("tiers", &[], "budget", 14.0e15, 0.002);
+    near("fp8-range", &[("format", "e5m2")], "smallest_normal", 6.10e-5, 0.001);
+    // planner/README.md: the logged block and padding of Qwen3.5-0.8B.
+    near("recurrent", &[], "padding", 0.0264, 0.005);
+    // vLLM PR 11051 and others: 51 capture sizes up to 512.
+    near("graphs", &[("policy", "vllm")], "sizes", 51.0, 0.0);
+}
+
+#[test]
+fn what_moves_an_answer_most_is_found() {
+    // Break-even = 2 x kv_bytes x peak x mfu / (2 x parameters): all first order, parameters inverse.
+    let swap = answer_of("swap-or-recompute", &[]);
+    let strongest = &swap.sensitivity[0];
+    assert_eq!(strongest.input, "active_parameters");
+    assert!(is_near(strongest.lower.change.unwrap(), 0.25, 1e-9), "{strongest:?}");
+    assert!(is_near(strongest.higher.change.unwrap(), -1.0 / 6.0, 1e-9), "{strongest:?}");
+    let link = swap.sensitivity.iter().find(|varied| varied.input == "link");
+    assert!(link.is_none(), "the link decides nothing here: {link:?}");
+    // A fifth more arrivals crosses the limit: no answer counts as the strongest move.
+    let near_limit = answer_of("little", &[("arrivals", "28")]);
+    let strongest = &near_limit.sensitivity[0];
+    assert!(strongest.lower.answer.is_none() || strongest.higher.answer.is_none(), "{strongest:?}");
+    // A changed decision outranks a larger change of the number.
+    let close = answer_of("disaggregate", &[("link", "5.6GB/s")]);
+    let flip = |side: &sensitivity::Variation| side.decision.as_deref() == Some("too slow");
+    let strongest = &close.sensitivity[0];
+    assert!(flip(&strongest.lower) || flip(&strongest.higher), "{strongest:?}");
+}
+
+#[test]
+fn whole_numbers_are_varied_by_whole_steps() {
+    let beams = answer_of("beams", &[("beams", "2")]);
+    let varied = beams.sensitivity.iter().find(|varied| varied.input == "beams").unwrap();
+    assert_eq!((varied.lower.input, varied.higher.input), (1.0, 3.0));
+}
+
+#[test]
+fn inputs_from_tables_can_be_replaced_by_numbers() {
+    let table = answer_of("swap-or-recompute", &[("gpu", "A100"), ("model", "Llama-3.1-8B")]);
+    let numbers = answer_of(
+        "swap-or-recompute",
+        &[("peak", "312TFLOP/s"), ("kv-bytes", "131072"), ("active-parameters", "7504924672")],
+    );
+    assert_eq!(table.figure.value, numbers.figure.value);
+    let set = ["num_key_value_heads=4".to_string()];
+    let halved = ask(find("swap-or-recompute").unwrap(), &given(&[("gpu", "A100")]), &set).unwrap();
+    let kv_bytes = |answer: &Answer| {
+        answer.inputs.iter().find(|input| input.name == "kv_bytes").unwrap().value.clone()
+    };
+    assert_eq!(kv_bytes(&halved), Value::Number(65_536.0));
+}
+
+#[test]
+fn bad_input_is_refused_with_field_value_and_mend() {
+    let error = |name: &str, pairs: &[(&str, &str)]| {
+        ask(find(name).unwrap(), &given(pairs), &[]).unwrap_err().to_string()
+    };
+    for (name, pairs, wanted) in [
+        ("spill", &[("matched", "many")][..], "--matched = `many`: write a number"),
+        ("spill", &[("matched", "-5")], "--matched = `-5`: write a value from 1"),
+        ("spill", &[("mfu", "150%")], "--mfu = `150%`: write a value from 1% to 100%"),
+        ("spill", &[("colour", "red")], "--colour: `spill` has no such input; it has --model"),
+        ("spill", &[("gpu", "Voodoo")], "--gpu `Voodoo`: no such device"),
+        ("spill", &[("model", "no-such-model")], "--model: no-such-model is neither"),
+        ("beams", &[("beams", "2.5")], "--beams = `2.5`: write a whole number"),
+        ("graphs", &[("policy", "some")], "--policy = `some`: write one of eights, vllm"),
+        (
+            "eviction-order",
+            &[("blocks", "2"), ("evicted", "3")],
+            "--evicted = `3`: write at most --blocks",
+        ),
+        ("little", &[("arrivals", "31")], "--arrivals = 31 req/s is not below the limit of 30.4"),
+        ("mla", &[("model", "Llama-3.1-8B")], "it has no latent cache"),
+        ("recurrent", &[("model", "Llama-3.1-8B")], "does not mix recurrent and attention"),
+        ("concurrency", &[("model", "Llama-3.1-405B")], "--pool (from the model or device)"),
+    ] {
+        let message = error(name, pairs);
+        assert!(message.contains(wanted), "{name} {pairs:?}: {message}");
+        assert!(!message.contains('\n'), "{message}");
+    }
+    assert!(
+        find("meaning-of-life").is_err_and(|error| error.to_string().contains("crossover, ridge"))
+    );
+}
+
+#[test]
+fn extreme_input_gives_an_answer_or_an_error_and_no_panic() {
+    for question in questions() {
+        let inputs = question.inputs();
+        for input in inputs
+            .iter()
+            .filter(|input| matches!(input.fallback, Fallback::Number(_) | Fallback::Worked(..)))
+        {
+            for extreme in [input.limits.0, input.limits.1, 1.0, 1e-300, 1e300, 0.0, -1.0] {
+                let given = [(input.name.to_string(), format!("{extreme:e}"))];
+                if let Ok(answer) = ask(*question, &given, &[]) {
+                    assert!(
+                        answer.figure.value.is_finite(),
+                        "{} {}",
+                        question.about().name,
+                        input.name
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn json_has_every_key_on_every_question() {
+    for question in questions() {
+        let json = ask(*question, &given(question.example().given), &[]).unwrap().json();
+        for key in [
+            "question",
+            "covers",
+            "asks",
+            "answer",
+            "decision",
+            "advice",
+            "inputs",
+            "steps",
+            "comparisons",
+            "sensitivity",
+            "moves_most",
+            "explanation",
+            "source",
+        ] {
+            assert!(json.get(key).is_some(), "{key}");
+        }
+        assert!(json["answer"]["value"].is_number() && json["answer"]["formula"].is_string());
+        assert!(
+            json["steps"].as_array().unwrap().iter().all(|step| step["with_numbers"].is_string())
+        );
+        let moves =
+            json["moves_most"].is_string() || json["sensitivity"].as_array().unwrap().is_empty();
+        assert!(moves, "{}", json["question"]);
+    }
 }

@@ -159,7 +159,9 @@ fn tidy(formula: &str) -> String {
     while let Some(character) = characters.next() {
         match character {
             '*' => text.push('×'),
-            '.' if characters.peek() == Some(&'0') && text.ends_with(|c: char| c.is_ascii_digit()) => {
+            '.' if characters.peek() == Some(&'0')
+                && text.ends_with(|c: char| c.is_ascii_digit()) =>
+            {
                 characters.next();
                 // `1.05` keeps its fraction, `1.0` loses it.
                 if characters.peek().is_some_and(char::is_ascii_digit) {

@@ -124,25 +124,24 @@ impl Candidate<'_> {
     fn work(&self) -> Result<Vec<Result<Worked, Rejection>>, AskError> {
         let Search { model, traffic, max_num_seqs, .. } = self.search;
         let dtype = standard::dtype(self.kv_cache_dtype)?;
-        let width = standard::weight_bits(self.weights)? / 8.0;
-        let peak = standard::weight_peak(self.weights, self.fleet.device)?;
-        let efficiency = self.search.efficiency;
-        let device = self.fleet.device;
-        let step = StepModel::new(model, device, self.tp, width, peak, dtype, efficiency)?;
+        let weights = standard::weight_format(self.weights)?;
+        let (device, efficiency) = (self.fleet.device, self.search.efficiency);
+        let step = StepModel::new(model, device, self.tp, weights, dtype, efficiency)?;
         let all = |reason| Ok(vec![Err(reason); max_num_seqs.len()]);
         if model.heads.unwrap_or(0) % self.tp != 0 {
             return all(Rejection::HeadsDoNotDivide);
         }
-        let pool = self.pool(model.parameters()?.total() as f64 * width);
+        let pool = self.pool(weights.bytes(&model.parameters()?));
         if pool <= 0.0 {
             return all(Rejection::WeightsDoNotFit);
         }
         if model.kv_bytes(traffic.longest, dtype, self.tp) as f64 > pool {
             return all(Rejection::LongestRequestDoesNotFit);
         }
-        let by_memory = pool / model.kv_bytes(traffic.held_mean as u64, dtype, self.tp).max(1) as f64;
+        let by_memory =
+            pool / model.kv_bytes(traffic.held_mean as u64, dtype, self.tp).max(1) as f64;
         let (bytes, per) = dtype.ratio();
-        let bits = (8.0 * width, 8.0 * bytes as f64 / per as f64);
+        let bits = (8.0 * standard::linear_width(weights), 8.0 * bytes as f64 / per as f64);
         let replica = |ceiling: &u64| Replica {
             step: &step,
             traffic,

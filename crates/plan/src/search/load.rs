@@ -151,8 +151,9 @@ impl Replica<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::{self, Arithmetic};
+    use crate::device;
     use crate::dtype::KvDtype;
+    use crate::engines::weights::WeightFormat;
     use crate::search::step_time::Efficiency;
     use crate::search::traffic::Traffic;
     use crate::source;
@@ -160,10 +161,8 @@ mod tests {
     fn with_replica(test: impl Fn(&Replica)) {
         let model = source::read("Llama-3.1-8B", &[]).unwrap();
         let device = device::find("A100").unwrap();
-        let peak = device.peak(Arithmetic::Bf16);
-        let dtype = KvDtype::Bf16;
-        let efficiency = Efficiency::default();
-        let step = StepModel::new(&model, device, 1, 2.0, peak, dtype, efficiency).unwrap();
+        let (weights, kv) = (WeightFormat::Bf16, KvDtype::Bf16);
+        let step = StepModel::new(&model, device, 1, weights, kv, Efficiency::default()).unwrap();
         let traffic = Traffic::parse("1872:256").unwrap().summary();
         test(&Replica {
             step: &step,

@@ -80,7 +80,8 @@ fn parse(text: &str) -> Result<Arrival, String> {
     let [time, input, output] = fields[..] else {
         return Err(format!("it has {} fields", fields.len()));
     };
-    let tokens = |field: &str| field.parse::<u64>().map_err(|_| format!("`{field}` is no token count"));
+    let tokens =
+        |field: &str| field.parse::<u64>().map_err(|_| format!("`{field}` is no token count"));
     Ok(Arrival { time_s: seconds_of(time), input: tokens(input)?, output: tokens(output)? })
 }
 
@@ -101,9 +102,12 @@ fn day_number(year: i64, month: i64, day: i64) -> Option<i64> {
     }
     // Years begin in March, so that the leap day is the last.
     let (year, month) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
-    Some(365 * year + year.div_euclid(4) - year.div_euclid(100) + year.div_euclid(400)
-        + (153 * month + 2) / 5
-        + day)
+    Some(
+        365 * year + year.div_euclid(4) - year.div_euclid(100)
+            + year.div_euclid(400)
+            + (153 * month + 2) / 5
+            + day,
+    )
 }
 
 #[cfg(test)]
@@ -115,15 +119,17 @@ mod tests {
         let seconds = |text| seconds_of(text).unwrap();
         assert_eq!(seconds("2023-11-17 00:00:01.5") - seconds("2023-11-16 23:59:59"), 2.5);
         assert_eq!(seconds("2024-03-01 00:00:00") - seconds("2024-02-28 00:00:00"), 2.0 * 86_400.0);
-        assert_eq!(seconds("2024-01-01 00:00:00") - seconds("2023-01-01 00:00:00"), 365.0 * 86_400.0);
+        assert_eq!(
+            seconds("2024-01-01 00:00:00") - seconds("2023-01-01 00:00:00"),
+            365.0 * 86_400.0
+        );
         assert_eq!(seconds_of("yesterday"), None);
         assert_eq!(seconds_of("2023-13-01 00:00:00"), None);
     }
 
     #[test]
     fn lines_of_both_kinds_are_read() {
-        let mooncake =
-            r#"{"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47]}"#;
+        let mooncake = r#"{"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47]}"#;
         let arrival = parse(mooncake).unwrap();
         assert_eq!((arrival.time_s, arrival.input, arrival.output), (Some(27.482), 6955, 52));
         let arrival = parse("2023-11-16 18:15:46.6805900,374,44").unwrap();

@@ -12,7 +12,9 @@ pub const LENGTH_MAX: u64 = 1 << 40;
 #[derive(Debug, thiserror::Error)]
 pub enum TrafficError {
     /// A part of `--lengths` that cannot be.
-    #[error("--lengths {part}: {mend}; write IN:OUT or IN:OUT:WEIGHT, for example 1000:256:3,8000:500:1")]
+    #[error(
+        "--lengths {part}: {mend}; write IN:OUT or IN:OUT:WEIGHT, for example 1000:256:3,8000:500:1"
+    )]
     Lengths {
         /// The part.
         part: String,
@@ -128,8 +130,10 @@ impl Traffic {
                 parsed.filter(|tokens| (1..=LENGTH_MAX).contains(tokens))
             };
             let input = length(input).ok_or_else(|| wrong("IN is no length of 1 token or more"))?;
-            let output = length(output).ok_or_else(|| wrong("OUT is no length of 1 token or more"))?;
-            let weight = weight.parse::<f64>().ok().filter(|weight| *weight > 0.0 && *weight <= 1e12);
+            let output =
+                length(output).ok_or_else(|| wrong("OUT is no length of 1 token or more"))?;
+            let weight =
+                weight.parse::<f64>().ok().filter(|weight| *weight > 0.0 && *weight <= 1e12);
             traffic.add(input, output, weight.ok_or_else(|| wrong("WEIGHT is not above 0"))?);
         }
         match traffic.weight > 0.0 {
@@ -191,7 +195,8 @@ mod tests {
 
     #[test]
     fn what_is_no_mixture_is_refused() {
-        for wrong in ["", "1000", "1000:0", "0:5", "a:b", "1:2:3:4", "1:2:-1", "1:2:nan", "9999999999999:1"]
+        for wrong in
+            ["", "1000", "1000:0", "0:5", "a:b", "1:2:3:4", "1:2:-1", "1:2:nan", "9999999999999:1"]
         {
             let error = Traffic::parse(wrong).unwrap_err().to_string();
             assert!(error.contains("--lengths"), "{wrong}: {error}");

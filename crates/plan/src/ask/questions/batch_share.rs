@@ -24,7 +24,12 @@ impl Question for BatchShare {
             standard::model("Llama-3.1-8B"),
             standard::kv_cache_dtype(),
             standard::kv_bytes(),
-            Input::number("arrivals", Unit::RequestsPerSecond, 5.0, "interactive requests a second"),
+            Input::number(
+                "arrivals",
+                Unit::RequestsPerSecond,
+                5.0,
+                "interactive requests a second",
+            ),
             Input::number("stay", Unit::Seconds, 10.0, "time a request holds memory"),
             standard::context(4000.0),
             Input::number("z", Unit::Count, 2.326, "standard deviations: 2.326 = 1 % may wait")

@@ -25,8 +25,10 @@ impl Question for Beams {
             standard::kv_bytes(),
             standard::block_size(16.0),
             Input::number("beams", Unit::Sequences, 4.0, "beams").whole(),
-            Input::number("tokens", Unit::Tokens, 1200.0, "tokens of a beam, prompt included").whole(),
-            Input::number("own_blocks", Unit::Blocks, 1.0, "blocks each beam has for itself").whole(),
+            Input::number("tokens", Unit::Tokens, 1200.0, "tokens of a beam, prompt included")
+                .whole(),
+            Input::number("own_blocks", Unit::Blocks, 1.0, "blocks each beam has for itself")
+                .whole(),
         ]
     }
 
@@ -49,7 +51,12 @@ impl Question for Beams {
 
     fn example(&self) -> Example {
         Example {
-            given: &[("kv-bytes", "128KiB"), ("beams", "4"), ("tokens", "1200"), ("block-size", "16")],
+            given: &[
+                ("kv-bytes", "128KiB"),
+                ("beams", "4"),
+                ("tokens", "1200"),
+                ("block-size", "16"),
+            ],
             answer: 163_577_856.0,
             cited: Cited {
                 step: "apart",

@@ -21,15 +21,21 @@ impl Question for Ceilings {
     }
 
     fn inputs(&self) -> Vec<Input> {
-        let width = |facts: &Facts| Ok(standard::weight_bits(facts.word("weights")?)? / 8.0);
+        let width = |facts: &Facts| standard::weight_width(facts.word("weights")?);
         vec![
             standard::model("Llama-3.1-8B"),
             standard::gpu("A100"),
             standard::weights(),
             standard::weight_bytes(),
-            Input::worked("weight_width", Unit::Count, "of that format", width, "bytes of a weight")
-                .within(0.1, 8.0)
-                .fixed(),
+            Input::worked(
+                "weight_width",
+                Unit::Count,
+                "of that format",
+                width,
+                "bytes of a weight",
+            )
+            .within(0.1, 8.0)
+            .fixed(),
             standard::kv_cache_dtype(),
             standard::kv_bytes(),
             standard::peak(),
@@ -60,8 +66,16 @@ impl Question for Ceilings {
         }
         let mut ceilings = [
             ("KV memory", by_memory, "--kv-cache-dtype fp8 or more memory raises it"),
-            ("arithmetic", by_arithmetic, "a device with a higher ridge raises it; more sequences only wait"),
-            ("latency", by_latency, "smaller weights, fp8 KV, shorter contexts or a slower target raise it"),
+            (
+                "arithmetic",
+                by_arithmetic,
+                "a device with a higher ridge raises it; more sequences only wait",
+            ),
+            (
+                "latency",
+                by_latency,
+                "smaller weights, fp8 KV, shorter contexts or a slower target raise it",
+            ),
         ];
         let row = |(name, value, _): &(&str, f64, &str)| vec![name.to_string(), cell(*value)];
         sheet.compare("Ceilings", &["by", "sequences"], ceilings.iter().map(row).collect());
@@ -73,7 +87,12 @@ impl Question for Ceilings {
 
     fn example(&self) -> Example {
         Example {
-            given: &[("gpu", "A100"), ("context", "2000"), ("tpot", "15.6ms"), ("weight-bytes", "16.06GB")],
+            given: &[
+                ("gpu", "A100"),
+                ("context", "2000"),
+                ("tpot", "15.6ms"),
+                ("weight-bytes", "16.06GB"),
+            ],
             answer: 60.0,
             cited: Cited {
                 step: "by_latency",

@@ -47,8 +47,10 @@ impl Question for Concurrency {
         step!(sheet, sequences: Sequences = min(by_memory, ceiling), "with the admission ceiling");
         let by_memory_alone = by_memory <= ceiling;
         let advice = match by_memory_alone {
-            true => "memory decides: lower --max-model-len, use --kv-cache-dtype fp8, raise \
-                     --gpu-memory-utilization, or more --tensor-parallel-size",
+            true => {
+                "memory decides: lower --max-model-len, use --kv-cache-dtype fp8, raise \
+                     --gpu-memory-utilization, or more --tensor-parallel-size"
+            }
             false => "--max-num-seqs decides: raise it, KV memory has room",
         };
         let decision = if by_memory_alone { "KV memory" } else { "--max-num-seqs" };

@@ -50,7 +50,12 @@ impl Question for CopyOnWrite {
 
     fn example(&self) -> Example {
         Example {
-            given: &[("model", "Llama-3.1-8B"), ("samples", "4"), ("prompt", "1000"), ("output", "200")],
+            given: &[
+                ("model", "Llama-3.1-8B"),
+                ("samples", "4"),
+                ("prompt", "1000"),
+                ("output", "200"),
+            ],
             answer: 390_070_272.0,
             cited: Cited {
                 step: "saved_share",

@@ -48,8 +48,10 @@ impl Question for EvictionOrder {
         };
         step!(sheet, stranded: Blocks = resident - reachable, "resident and never hit again");
         let advice = match stranded > 0.0 {
-            true => "evict leaves (tails) before their parents: vLLM v1, SGLang and TensorRT-LLM do; a \
-                     router's or simulator's own index must too",
+            true => {
+                "evict leaves (tails) before their parents: vLLM v1, SGLang and TensorRT-LLM do; a \
+                     router's or simulator's own index must too"
+            }
             false => "tail first: nothing is stranded",
         };
         Ok(Verdict { answer: "stranded", decision: None, advice: advice.into() })

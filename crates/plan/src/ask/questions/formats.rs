@@ -2,6 +2,7 @@
 
 use super::prelude::*;
 use crate::ask::report::cell;
+use crate::device::Arithmetic;
 use crate::search::step_time::{Efficiency, StepModel};
 
 pub struct Formats;
@@ -22,19 +23,19 @@ impl Formats {
     fn rate(sheet: &Worksheet, pair: (&str, &str)) -> Result<Option<(f64, f64)>, AskError> {
         let (model, device) = (sheet.model()?, sheet.device()?);
         let (tp, context) = (sheet.number("tp")?, sheet.number("context")?);
-        let bits = standard::weight_bits(pair.0)?;
+        let weights = standard::weight_format(pair.0)?;
         let dtype = standard::dtype(pair.1)?;
-        let budget = sheet.number("memory")? * sheet.number("utilization")? - sheet.number("overhead")?;
-        let pool = budget - model.parameters()?.total() as f64 * bits / 8.0 / tp;
+        let budget =
+            sheet.number("memory")? * sheet.number("utilization")? - sheet.number("overhead")?;
+        let pool = budget - weights.bytes(&model.parameters()?) / tp;
         let held = pool / model.kv_bytes(context as u64, dtype, tp as u64).max(1) as f64;
         let batch = held.min(sheet.number("batch")?);
         if batch < 1.0 {
             return Ok(None);
         }
-        let peak = standard::weight_peak(pair.0, device)?;
         let (bandwidth, arithmetic) = (sheet.number("bandwidth_share")?, sheet.number("mfu")?);
         let efficiency = Efficiency { bandwidth, arithmetic, ..Efficiency::default() };
-        let step = StepModel::new(model, device, tp as u64, bits / 8.0, peak, dtype, efficiency)?;
+        let step = StepModel::new(model, device, tp as u64, weights, dtype, efficiency)?;
         Ok(Some((batch, batch / step.decode(batch, context).total_s())))
     }
 }
@@ -76,8 +77,13 @@ impl Question for Formats {
         let mut rows = Vec::new();
         let mut reference = None;
         for (index, pair) in PAIRS.into_iter().enumerate() {
-            let native = standard::is_native(pair.0, sheet.device()?)?;
-            let units = if native { "native" } else { "decoded" };
+            let device = sheet.device()?;
+            let arithmetic = standard::arithmetic(standard::weight_format(pair.0)?);
+            let units = if device.native_peak(arithmetic).is_some() { "native" } else { "decoded" };
+            // Engines keep KV in fp4 only where the device has units for it.
+            if pair.1 == "nvfp4" && device.native_peak(Arithmetic::Fp4).is_none() {
+                continue;
+            }
             let name = format!("{} weights, {} KV", pair.0, pair.1);
             let Some((batch, rate)) = Formats::rate(sheet, pair)? else {
                 rows.push(vec![name, units.into(), "does not fit".into()]);
@@ -111,12 +117,23 @@ impl Question for Formats {
 
     fn example(&self) -> Example {
         Example {
-            given: &[("model", "Llama-3.1-8B"), ("gpu", "L4")],
-            answer: 1.0,
-            cited: Cited { step: "best_batch", value: 32.0, tolerance: 0.0, from: "" },
+            given: &[
+                ("model", "Llama-3.1-8B"),
+                ("gpu", "RTX 4090"),
+                ("batch", "1"),
+                ("context", "2048"),
+            ],
+            answer: 152.254_7,
+            cited: Cited {
+                step: "widest_rate",
+                value: 52.63,
+                tolerance: 0.03,
+                from: "llama.cpp, Llama-3-8B F16 on an RTX 4090, 4,096 tokens generated: 52.63 tok/s \
+                       (XiongjieDai/GPU-Benchmarks-on-LLM-Inference)",
+            },
             moves: [
-                Move { input: "batch", to: "1", answer: 1.0 },
-                Move { input: "gpu", to: "RTX 5090", answer: 1.0 },
+                Move { input: "batch", to: "32", answer: 2728.606 },
+                Move { input: "gpu", to: "RTX 5090", answer: 255.544_2 },
             ],
         }
     }

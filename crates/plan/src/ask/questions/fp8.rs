@@ -22,7 +22,8 @@ impl Question for Fp8 {
     fn inputs(&self) -> Vec<Input> {
         vec![
             standard::model("Llama-3.1-8B"),
-            Input::number("absmax", Unit::Count, 20.0, "largest size of a key or value").within(1e-6, 1e9),
+            Input::number("absmax", Unit::Count, 20.0, "largest size of a key or value")
+                .within(1e-6, 1e9),
             Input::number("scale", Unit::Count, 1.0, "scale the engine uses (vLLM default 1.0)")
                 .within(1e-9, 1e9),
             Input::number("pool", Unit::Bytes, 5.722e10, "KV memory of one rank"),
@@ -44,7 +45,9 @@ impl Question for Fp8 {
         let does_clip = scale_needed > scale;
         let advice = match does_clip {
             true => "calibrate k_scale and v_scale (or --calculate-kv-scales): this scale clips",
-            false => "--kv-cache-dtype fp8 with this scale clips nothing; rounding is the only error",
+            false => {
+                "--kv-cache-dtype fp8 with this scale clips nothing; rounding is the only error"
+            }
         };
         let decision = Some(if does_clip { "clips" } else { "rounds only" }.to_string());
         Ok(Verdict { answer: "scale_needed", decision, advice: advice.into() })

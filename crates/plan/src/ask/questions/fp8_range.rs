@@ -25,10 +25,20 @@ impl Question for Fp8Range {
         let mantissa = |facts: &Facts| Ok(if facts.word("format")? == "e4m3" { 3.0 } else { 2.0 });
         let origin = "of the format";
         vec![
-            Input::choice("format", "e4m3", &["e4m3", "e5m2"], "E4M3 (finite, FN) or E5M2 (IEEE-like)"),
-            Input::worked("exponent", Unit::Count, origin, exponent, "exponent bits").whole().fixed(),
-            Input::worked("mantissa", Unit::Count, origin, mantissa, "mantissa bits").whole().fixed(),
-            Input::number("absmax", Unit::Count, 20.0, "largest size of a key or value").within(1e-6, 1e9),
+            Input::choice(
+                "format",
+                "e4m3",
+                &["e4m3", "e5m2"],
+                "E4M3 (finite, FN) or E5M2 (IEEE-like)",
+            ),
+            Input::worked("exponent", Unit::Count, origin, exponent, "exponent bits")
+                .whole()
+                .fixed(),
+            Input::worked("mantissa", Unit::Count, origin, mantissa, "mantissa bits")
+                .whole()
+                .fixed(),
+            Input::number("absmax", Unit::Count, 20.0, "largest size of a key or value")
+                .within(1e-6, 1e9),
         ]
     }
 
@@ -51,9 +61,15 @@ impl Question for Fp8Range {
         step!(sheet, headroom: Ratio = largest / absmax, "the largest value over yours");
         let clips = headroom < 1.0;
         let advice = match (is_finite, clips) {
-            (true, false) => "--kv-cache-dtype fp8_e4m3: nothing clips, and it is the finer of the two",
-            (true, true) => "fp8_e4m3 with calibrated scales; fp8_e5m2 only where no scale can be had",
-            (false, _) => "fp8_e5m2 only where values exceed 448 and no scale can be had: e4m3 is twice as fine",
+            (true, false) => {
+                "--kv-cache-dtype fp8_e4m3: nothing clips, and it is the finer of the two"
+            }
+            (true, true) => {
+                "fp8_e4m3 with calibrated scales; fp8_e5m2 only where no scale can be had"
+            }
+            (false, _) => {
+                "fp8_e5m2 only where values exceed 448 and no scale can be had: e4m3 is twice as fine"
+            }
         };
         let decision = Some(if clips { "clips" } else { "no clipping" }.to_string());
         Ok(Verdict { answer: "largest", decision, advice: advice.into() })

@@ -50,15 +50,23 @@ impl Question for Graphs {
 
     fn inputs(&self) -> Vec<Input> {
         let policies = &["eights", "vllm", "powers", "every"];
-        let meaning = "eights: 1 2 4 8 16 24 ...; vllm: by 16 above 256; powers: 1 2 4 8 ...; every";
+        let meaning =
+            "eights: 1 2 4 8 16 24 ...; vllm: by 16 above 256; powers: 1 2 4 8 ...; every";
         let per_graph = 26.0 * 1_048_576.0;
         vec![
             Input::choice("policy", "eights", policies, meaning),
             Input::number("largest", Unit::Sequences, 512.0, "largest captured batch")
                 .whole()
                 .within(1.0, 65_536.0),
-            Input::number("per_graph", Unit::Bytes, per_graph, "memory of a graph (24-28 MiB measured)"),
-            Input::number("modes", Unit::Count, 1.0, "1 = full or piecewise, 2 = both").whole().fixed(),
+            Input::number(
+                "per_graph",
+                Unit::Bytes,
+                per_graph,
+                "memory of a graph (24-28 MiB measured)",
+            ),
+            Input::number("modes", Unit::Count, 1.0, "1 = full or piecewise, 2 = both")
+                .whole()
+                .fixed(),
         ]
     }
 

@@ -44,7 +44,8 @@ impl Question for Hybrid {
         step!(sheet, full_bytes: Bytes = per_token * context, "if every layer kept all tokens");
         step!(sheet, kept_bytes: Bytes = held, "full layers all tokens, windows their last");
         step!(sheet, kept: Ratio = kept_bytes / full_bytes, "share that is kept");
-        let row = |tokens: f64| vec![cell(tokens), format!("{}%", cell(100.0 * share(tokens, dtype)))];
+        let row =
+            |tokens: f64| vec![cell(tokens), format!("{}%", cell(100.0 * share(tokens, dtype)))];
         let rows = [4096.0, 8192.0, 32_768.0, 131_072.0].into_iter().map(row).collect();
         sheet.compare("By length", &["tokens", "kept"], rows);
         let advice = "keep the hybrid KV manager on, and --max-num-batched-tokens small: it is added to \

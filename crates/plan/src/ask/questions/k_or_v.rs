@@ -48,11 +48,19 @@ impl Question for KOrV {
             "the same from the sizes of queries, keys and values"
         );
         let bits = loss_ratio.log2() / 2.0;
-        let extra = sheet.record("extra_bits", Unit::Count, "log2(loss_ratio) / 2.0", bits, "more bits for keys");
+        let extra = sheet.record(
+            "extra_bits",
+            Unit::Count,
+            "log2(loss_ratio) / 2.0",
+            bits,
+            "more bits for keys",
+        );
         let keys_first = extra > 0.0;
         let advice = match keys_first {
-            true => "shrink values first: K8V4 is the rung between int8 and int4; rotate keys (Hadamard) or \
-                     scale them per channel before giving them 4 bits",
+            true => {
+                "shrink values first: K8V4 is the rung between int8 and int4; rotate keys (Hadamard) or \
+                     scale them per channel before giving them 4 bits"
+            }
             false => "keys are no worse than values here: shrink both alike",
         };
         let decision = Some(if keys_first { "keys" } else { "values" }.to_string());

@@ -42,8 +42,12 @@ impl Question for L2 {
         step!(sheet, saved: Ratio = pinned / streamed, "share of the step that it saves at most");
         let pays = saved >= 0.05;
         let advice = match pays {
-            true => "pin the weights (access-policy window), or run the model on cores that share the cache",
-            false => "leave the cache alone: fewer bytes (fp8 weights or KV) or a GQA-packed kernel gain more",
+            true => {
+                "pin the weights (access-policy window), or run the model on cores that share the cache"
+            }
+            false => {
+                "leave the cache alone: fewer bytes (fp8 weights or KV) or a GQA-packed kernel gain more"
+            }
         };
         let decision = Some(if pays { "pays" } else { "not worth it" }.to_string());
         Ok(Verdict { answer: "saved", decision, advice: advice.into() })
@@ -61,7 +65,7 @@ impl Question for L2 {
             },
             moves: [
                 Move { input: "gpu", to: "L40S", answer: 0.004_146_4 },
-                Move { input: "weight_bytes", to: "98.4MB", answer: 0.014_003 },
+                Move { input: "weight_bytes", to: "98.4MB", answer: 0.014_006_6 },
             ],
         }
     }

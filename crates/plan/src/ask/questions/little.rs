@@ -57,7 +57,9 @@ impl Question for Little {
         let is_held = running <= by_memory;
         let advice = match is_held {
             true => format!("--max-num-seqs {:.0} or more lets them all run", running.ceil()),
-            false => format!("memory holds {by_memory:.0}: requests will queue or be preempted; add KV memory"),
+            false => format!(
+                "memory holds {by_memory:.0}: requests will queue or be preempted; add KV memory"
+            ),
         };
         let decision = Some(if is_held { "stable" } else { "memory-bound" }.to_string());
         Ok(Verdict { answer: "running", decision, advice })
@@ -74,8 +76,8 @@ impl Question for Little {
                 from: "algorithms.md 5.4: 15 req/s: batch 60, TPOT 15.6 ms, limit 30.4 req/s",
             },
             moves: [
-                Move { input: "arrivals", to: "5", answer: 12.065 },
-                Move { input: "kv_cache_dtype", to: "fp8", answer: 40.151 },
+                Move { input: "arrivals", to: "5", answer: 12.0681 },
+                Move { input: "kv_cache_dtype", to: "fp8", answer: 40.1596 },
             ],
         }
     }

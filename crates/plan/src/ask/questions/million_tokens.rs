@@ -45,16 +45,34 @@ impl Question for MillionTokens {
             standard::kv_cache_dtype(),
             standard::kv_bytes(),
             standard::active_parameters(),
-            Input::worked("width", Unit::Count, "heads × head_dim", width, "channels of all query heads"),
+            Input::worked(
+                "width",
+                Unit::Count,
+                "heads × head_dim",
+                width,
+                "channels of all query heads",
+            ),
             Input::worked("layers", Unit::Count, "the model's", layers, "attention layers"),
-            Input::worked("kv_share", Unit::Ratio, "the model's", groups, "KV heads over query heads"),
+            Input::worked(
+                "kv_share",
+                Unit::Ratio,
+                "the model's",
+                groups,
+                "KV heads over query heads",
+            ),
             standard::memory(),
             standard::utilization(0.9),
             standard::overhead(),
             standard::peak(),
             standard::mfu(),
             standard::bandwidth(),
-            Input::worked("ring_link", Unit::BytesPerSecond, "the device's", link, "link between ranks"),
+            Input::worked(
+                "ring_link",
+                Unit::BytesPerSecond,
+                "the device's",
+                link,
+                "link between ranks",
+            ),
             standard::context(1_000_000.0),
         ]
     }
@@ -86,9 +104,13 @@ impl Question for MillionTokens {
         let hides = rank_tokens >= ring_tokens;
         let advice = match (does_fit, hides) {
             (false, _) => "memory breaks first: --kv-cache-dtype fp8, smaller weights or more GPUs",
-            (true, false) => "the ring is exposed: pass queries instead of KV, or keep the ring in one node",
-            (true, true) => "one such request at a time fits: set --max-model-len, and \
-                             --decode-context-parallel-size beyond the KV heads",
+            (true, false) => {
+                "the ring is exposed: pass queries instead of KV, or keep the ring in one node"
+            }
+            (true, true) => {
+                "one such request at a time fits: set --max-model-len, and \
+                             --decode-context-parallel-size beyond the KV heads"
+            }
         };
         Ok(Verdict { answer: "per_gpu", decision: standard::fits(does_fit), advice: advice.into() })
     }

@@ -25,17 +25,17 @@ impl Question for Mla {
     }
 
     fn inputs(&self) -> Vec<Input> {
-        let heads = |facts: &Facts| {
-            Ok(facts.model()?.heads.unwrap_or(0) as f64)
-        };
+        let heads = |facts: &Facts| Ok(facts.model()?.heads.unwrap_or(0) as f64);
         vec![
             standard::model("DeepSeek-V3"),
             standard::gpu("H100"),
             standard::kv_cache_dtype(),
             standard::kv_bytes(),
-            Input::worked("heads", Unit::Count, "the model's", heads, "query heads on one rank").whole(),
+            Input::worked("heads", Unit::Count, "the model's", heads, "query heads on one rank")
+                .whole(),
             Input::number("queries", Unit::Tokens, 1.0, "query tokens a step (1 + drafts)").whole(),
-            Input::number("head_dim", Unit::Count, 128.0, "channels a head would have without MLA").fixed(),
+            Input::number("head_dim", Unit::Count, 128.0, "channels a head would have without MLA")
+                .fixed(),
             standard::peak(),
             standard::bandwidth(),
         ]
@@ -52,7 +52,8 @@ impl Question for Mla {
             return Err(AskError::Wrong {
                 field: "--model".into(),
                 value: model.name.clone(),
-                mend: "it has no latent cache; ask about DeepSeek-V3, Kimi-K2-Instruct or another".into(),
+                mend: "it has no latent cache; ask about DeepSeek-V3, Kimi-K2-Instruct or another"
+                    .into(),
             });
         };
         let dtype = standard::dtype(&sheet.word("kv_cache_dtype")?)?;
@@ -80,10 +81,14 @@ impl Question for Mla {
         let native = sheet.device()?.native_peak(Arithmetic::Fp8).is_some();
         let is_compute = intensity >= ridge;
         let advice = match (is_compute, native) {
-            (true, true) => "bound by arithmetic: drafts and larger batches no longer come free; fp8 \
-                             attention kernels help more than fewer bytes",
+            (true, true) => {
+                "bound by arithmetic: drafts and larger batches no longer come free; fp8 \
+                             attention kernels help more than fewer bytes"
+            }
             (true, false) => "bound by arithmetic: drafts and larger batches no longer come free",
-            (false, _) => "still bound by memory: --speculative-config with a draft token or two is nearly free",
+            (false, _) => {
+                "still bound by memory: --speculative-config with a draft token or two is nearly free"
+            }
         };
         let decision = Some(if is_compute { "compute-bound" } else { "memory-bound" }.to_string());
         Ok(Verdict { answer: "intensity", decision, advice: advice.into() })

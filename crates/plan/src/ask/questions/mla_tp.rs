@@ -1,6 +1,7 @@
 //! E14: what does MLA lose under tensor parallelism, and what does DP-attention win back?
 
 use super::prelude::*;
+use crate::model::Parameters;
 
 pub struct MlaTp;
 
@@ -21,8 +22,9 @@ impl Question for MlaTp {
 
     fn inputs(&self) -> Vec<Input> {
         let attention = |facts: &Facts| {
-            let parameters = facts.model()?.parameters()?.attention as f64;
-            Ok(parameters * standard::weight_bits(facts.word("weights")?)? / 8.0)
+            let attention = facts.model()?.parameters()?.attention;
+            let format = standard::weight_format(facts.word("weights")?)?;
+            Ok(format.bytes(&Parameters { attention, ..Parameters::default() }))
         };
         let origin = "the model's attention parameters in that format";
         let meaning = "attention weights, over all ranks";
@@ -31,9 +33,18 @@ impl Question for MlaTp {
             Input { is_fixed: false, ..standard::tp(8.0) },
             standard::kv_cache_dtype(),
             standard::kv_bytes(),
-            Input { fallback: crate::ask::input::Fallback::Word("fp8", &[]), ..standard::weights() },
-            Input::worked("attention_bytes", Unit::Bytes, origin, attention, meaning).within(0.0, 1e13),
-            Input::number("pool", Unit::Bytes, 40.0 * 1_073_741_824.0, "KV memory of a rank under TP"),
+            Input {
+                fallback: crate::ask::input::Fallback::Word("fp8", &[]),
+                ..standard::weights()
+            },
+            Input::worked("attention_bytes", Unit::Bytes, origin, attention, meaning)
+                .within(0.0, 1e13),
+            Input::number(
+                "pool",
+                Unit::Bytes,
+                40.0 * 1_073_741_824.0,
+                "KV memory of a rank under TP",
+            ),
         ]
     }
 
@@ -54,8 +65,10 @@ impl Question for MlaTp {
         step!(sheet, gain: Ratio = dp_tokens / tp_tokens, "times more tokens");
         let does_gain = gain > 1.0;
         let advice = match does_gain {
-            true => "--enable-dp-attention --dp-size = ranks (SGLang), --data-parallel-size with \
-                     --enable-expert-parallel (vLLM)",
+            true => {
+                "--enable-dp-attention --dp-size = ranks (SGLang), --data-parallel-size with \
+                     --enable-expert-parallel (vLLM)"
+            }
             false => "stay with TP: the copied attention weights eat the gain",
         };
         let decision = Some(if does_gain { "DP-attention" } else { "TP" }.to_string());

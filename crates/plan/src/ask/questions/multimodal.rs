@@ -33,11 +33,19 @@ impl Question for Multimodal {
             Input::number("image_height", count, 1024.0, "pixels").whole().within(1.0, 65_536.0),
             Input::number("patch", count, 16.0, "pixels of a patch's side").whole().fixed(),
             Input::number("merge", count, 2.0, "patches merged to a token, a side").whole().fixed(),
-            Input::number("marks", count, 2.0, "tokens around an image").whole().within(0.0, 64.0).fixed(),
+            Input::number("marks", count, 2.0, "tokens around an image")
+                .whole()
+                .within(0.0, 64.0)
+                .fixed(),
             Input::worked("hidden", count, "the model's", hidden, "channels of an embedding"),
             Input::number("encoder_width", count, 1024.0, "channels of the vision encoder").fixed(),
             Input::number("live", count, 16.0, "encoder-wide activations alive at once, per patch"),
-            Input::number("prefill_peak", Unit::Bytes, 1.0 * gib, "activation peak of a prefill chunk"),
+            Input::number(
+                "prefill_peak",
+                Unit::Bytes,
+                1.0 * gib,
+                "activation peak of a prefill chunk",
+            ),
             Input::number("max_num_batched_tokens", Unit::Tokens, 8192.0, "prefill budget").whole(),
         ]
     }
@@ -59,18 +67,28 @@ impl Question for Multimodal {
         step!(sheet, phase_peak: Bytes = max(encoder_peak, prefill_peak), "the larger phase");
         let splits = image_tokens > max_num_batched_tokens;
         let advice = match splits {
-            true => "raise --max-num-batched-tokens above an image's tokens, or limit the pixels \
-                     (--mm-processor-kwargs max_pixels)",
-            false => "limit pixels (--mm-processor-kwargs max_pixels) and images \
-                      (--limit-mm-per-prompt): tokens, KV and peaks grow with them",
+            true => {
+                "raise --max-num-batched-tokens above an image's tokens, or limit the pixels \
+                     (--mm-processor-kwargs max_pixels)"
+            }
+            false => {
+                "limit pixels (--mm-processor-kwargs max_pixels) and images \
+                      (--limit-mm-per-prompt): tokens, KV and peaks grow with them"
+            }
         };
-        let decision = Some(if splits { "exceeds the prefill budget" } else { "in budget" }.to_string());
+        let decision =
+            Some(if splits { "exceeds the prefill budget" } else { "in budget" }.to_string());
         Ok(Verdict { answer: "expanded", decision, advice: advice.into() })
     }
 
     fn example(&self) -> Example {
         Example {
-            given: &[("image-width", "224"), ("image-height", "224"), ("patch", "14"), ("merge", "2")],
+            given: &[
+                ("image-width", "224"),
+                ("image-height", "224"),
+                ("patch", "14"),
+                ("merge", "2"),
+            ],
             answer: 66.0,
             cited: Cited {
                 step: "image_tokens",

@@ -37,7 +37,13 @@ impl Question for PackedGqa {
             standard::model("Llama-3.1-70B"),
             standard::gpu("H100"),
             standard::kv_cache_dtype(),
-            Input::worked("group", Unit::Count, "query heads over KV heads", group, "query heads a KV head"),
+            Input::worked(
+                "group",
+                Unit::Count,
+                "query heads over KV heads",
+                group,
+                "query heads a KV head",
+            ),
             Input::worked("width", Unit::Count, "of that format", width, "bytes of an element")
                 .within(0.1, 4.0)
                 .fixed(),
@@ -56,8 +62,12 @@ impl Question for PackedGqa {
         let is_memory = packed < ridge;
         let has_fp8 = sheet.device()?.native_peak(Arithmetic::Fp8).is_some();
         let advice = match (is_memory, has_fp8) {
-            (true, true) => "memory-bound: only fewer KV bytes (--kv-cache-dtype fp8) or a packed kernel help",
-            (true, false) => "memory-bound: only fewer KV bytes (int8 or 4-bit KV) or a packed kernel help",
+            (true, true) => {
+                "memory-bound: only fewer KV bytes (--kv-cache-dtype fp8) or a packed kernel help"
+            }
+            (true, false) => {
+                "memory-bound: only fewer KV bytes (int8 or 4-bit KV) or a packed kernel help"
+            }
             (false, _) => "at the ridge: drafts and wider groups no longer come free",
         };
         let decision = Some(if is_memory { "memory-bound" } else { "compute-bound" }.to_string());

@@ -53,7 +53,9 @@ impl Question for Paging {
         step!(sheet, pages_ahead: Count = ceil(in_flight / page), "pages that must be fetched ahead");
         let advice = match pages_ahead > 64.0 {
             true => "pages are small: raise --block-size so that fewer must be in flight",
-            false => "no concern: the kernel must only fetch a few table entries ahead of their pages",
+            false => {
+                "no concern: the kernel must only fetch a few table entries ahead of their pages"
+            }
         };
         Ok(Verdict { answer: "overhead", decision: None, advice: advice.into() })
     }

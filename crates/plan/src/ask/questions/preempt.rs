@@ -35,7 +35,12 @@ impl Question for Preempt {
             Input::number("victim", Unit::Tokens, 4000.0, "tokens the victim has").whole(),
             Input::number("cached", Unit::Ratio, 0.0, "share the prefix cache keeps of it"),
             Input::number("short", Unit::Tokens, 2000.0, "tokens of memory that are missing"),
-            Input::number("release", Unit::TokensPerSecond, 2000.0, "tokens others give back a second"),
+            Input::number(
+                "release",
+                Unit::TokensPerSecond,
+                2000.0,
+                "tokens others give back a second",
+            ),
         ]
     }
 
@@ -52,13 +57,18 @@ impl Question for Preempt {
         step!(sheet, recompute_s: Seconds = victim * (1.0 - cached) / prefill_rate, "prefill again");
         step!(sheet, cheapest_s: Seconds = min(wait_s, min(swap_s, recompute_s)), "the cheapest");
         let mut ways = [("wait", wait_s), ("swap", swap_s), ("recompute", recompute_s)];
-        let row = |(way, cost): &(&str, f64)| vec![way.to_string(), format!("{} ms", cell(1e3 * cost))];
+        let row =
+            |(way, cost): &(&str, f64)| vec![way.to_string(), format!("{} ms", cell(1e3 * cost))];
         sheet.compare("Cost to the victim", &["way", "time"], ways.iter().map(row).collect());
         ways.sort_by(|a, b| a.1.total_cmp(&b.1));
         let advice = match ways[0].0 {
-            "swap" => "swap where the engine can (Reef, TensorRT-LLM V2 with host_cache_size); vLLM v1 \
-                       only recomputes, so give it --kv-transfer-config offloading or more KV memory",
-            "recompute" => "recompute, with prefix caching on so that the victim's blocks may still hit",
+            "swap" => {
+                "swap where the engine can (Reef, TensorRT-LLM V2 with host_cache_size); vLLM v1 \
+                       only recomputes, so give it --kv-transfer-config offloading or more KV memory"
+            }
+            "recompute" => {
+                "recompute, with prefix caching on so that the victim's blocks may still hit"
+            }
             _ => "wait: admit less (--max-num-seqs) so that nobody has to be preempted",
         };
         let decision = Some(ways[0].0.to_string());

@@ -3,5 +3,7 @@
 pub(super) use crate::ask::input::{Facts, Input};
 pub(super) use crate::ask::standard;
 pub(super) use crate::ask::worksheet::{Worksheet, ceil, floor, max, min, pow, sqrt};
-pub(super) use crate::ask::{About, AskError, Cited, Example, Move, Question, Verdict, inputs, step};
+pub(super) use crate::ask::{
+    About, AskError, Cited, Example, Move, Question, Verdict, inputs, step,
+};
 pub(super) use crate::figure::Unit;

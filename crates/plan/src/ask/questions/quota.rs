@@ -33,7 +33,12 @@ impl Question for Quota {
             Input::number("prompt", Unit::Tokens, 1000.0, "tokens of a prompt"),
             Input::number("output", Unit::Tokens, 256.0, "tokens of a reply"),
             Input::number("tpot", Unit::Seconds, 0.0156, "time per output token"),
-            Input::number("prefill_share", Unit::Ratio, 0.5, "share of arithmetic time left for prefill"),
+            Input::number(
+                "prefill_share",
+                Unit::Ratio,
+                0.5,
+                "share of arithmetic time left for prefill",
+            ),
         ]
     }
 
@@ -75,7 +80,7 @@ impl Question for Quota {
                 ("output", "256"),
                 ("prefill-share", "100%"),
             ],
-            answer: 5.189_208,
+            answer: 5.188_875,
             cited: Cited {
                 step: "by_memory",
                 value: 15.0,
@@ -83,8 +88,8 @@ impl Question for Quota {
                 from: "algorithms.md 5.4 turned round: 60 sequences of 2,000 tokens at 15.6 ms: 15 req/s",
             },
             moves: [
-                Move { input: "prompt", to: "400", answer: 24.285_494 },
-                Move { input: "output", to: "2560", answer: 0.953_909 },
+                Move { input: "prompt", to: "400", answer: 24.283_935 },
+                Move { input: "output", to: "2560", answer: 0.953_302 },
             ],
         }
     }

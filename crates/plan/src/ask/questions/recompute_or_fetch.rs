@@ -63,7 +63,9 @@ impl Question for RecomputeOrFetch {
         step!(sheet, break_even: BytesPerSecond = kv_bytes * prefill_rate, "rate at which both take as long");
         let does_fetch = fetch_s < recompute_s;
         let advice = match does_fetch {
-            true => "offload to this tier (--kv-transfer-config, HiCache, host_cache_size): fetching wins",
+            true => {
+                "offload to this tier (--kv-transfer-config, HiCache, host_cache_size): fetching wins"
+            }
             false => "do not offload to this tier: computing again is faster than its link",
         };
         let decision = Some(if does_fetch { "fetch" } else { "recompute" }.to_string());
@@ -73,7 +75,7 @@ impl Question for RecomputeOrFetch {
     fn example(&self) -> Example {
         Example {
             given: &[("model", "Llama-3.1-70B"), ("gpu", "A100"), ("count", "8"), ("mfu", "1")],
-            answer: 5.4628e9,
+            answer: 5.461_936e9,
             cited: Cited {
                 step: "break_even",
                 value: 5.9e9,
@@ -82,8 +84,8 @@ impl Question for RecomputeOrFetch {
                        counts 22 d² a layer and attention over the whole square",
             },
             moves: [
-                Move { input: "gpu", to: "H100", answer: 1.73163e10 },
-                Move { input: "mfu", to: "0.5", answer: 2.7314e9 },
+                Move { input: "gpu", to: "H100", answer: 1.731_364e10 },
+                Move { input: "mfu", to: "0.5", answer: 2.730_968e9 },
             ],
         }
     }

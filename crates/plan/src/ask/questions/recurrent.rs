@@ -41,7 +41,8 @@ impl Question for Recurrent {
             Cache::Recurrent(recurrent) => Some(recurrent.bytes(ranks, 0, 2, 2)),
             _ => None,
         });
-        let token = model.layers.iter().map(|layer| layer.token_bytes(dtype, ranks)).find(|b| *b > 0);
+        let token =
+            model.layers.iter().map(|layer| layer.token_bytes(dtype, ranks)).find(|b| *b > 0);
         let (Some(state), Some(token)) = (state, token) else {
             return Err(AskError::Wrong {
                 field: "--model".into(),
@@ -49,7 +50,8 @@ impl Question for Recurrent {
                 mend: "it does not mix recurrent and attention layers; ask about Qwen3.5-0.8B or another".into(),
             });
         };
-        let layers = model.layers.iter().filter(|layer| matches!(layer, Cache::Recurrent(_))).count();
+        let layers =
+            model.layers.iter().filter(|layer| matches!(layer, Cache::Recurrent(_))).count();
         let (state, token, layers) = (state as f64, token as f64, layers as f64);
         let attention_bytes = model.kv_bytes_per_token(dtype, ranks) as f64;
         step!(sheet, state_bytes: Bytes = state, "state of a sequence in one layer, one rank");

@@ -20,23 +20,24 @@ impl Question for Ridge {
     }
 
     fn inputs(&self) -> Vec<Input> {
-        let bits = |facts: &Facts| {
-            Ok(standard::weight_bits(facts.word("weights")?)? / 8.0)
-        };
-        let peak = |facts: &Facts| {
-            standard::weight_peak(facts.word("weights")?, facts.device()?)
-        };
+        let width = |facts: &Facts| standard::weight_width(facts.word("weights")?);
+        let peak = |facts: &Facts| standard::weight_peak(facts.word("weights")?, facts.device()?);
         let (count, flops) = (Unit::Count, Unit::FlopPerSecond);
         vec![
             standard::gpu("H100"),
             standard::weights(),
-            Input::worked("weight_width", count, "of that format", bits, "bytes of a weight")
+            Input::worked("weight_width", count, "of that format", width, "bytes of a weight")
                 .within(0.1, 8.0)
                 .fixed(),
             Input::worked("peak", flops, "the device's for that format", peak, "peak arithmetic"),
             standard::bandwidth(),
-            Input::number("efficiency", Unit::Ratio, 1.0, "reached share of peak over that of bandwidth")
-                .within(0.01, 10.0),
+            Input::number(
+                "efficiency",
+                Unit::Ratio,
+                1.0,
+                "reached share of peak over that of bandwidth",
+            )
+            .within(0.01, 10.0),
         ]
     }
 

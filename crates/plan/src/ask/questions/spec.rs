@@ -26,18 +26,26 @@ impl Question for Spec {
     }
 
     fn inputs(&self) -> Vec<Input> {
-        let width = |facts: &Facts| Ok(standard::weight_bits(facts.word("weights")?)? / 8.0);
+        let width = |facts: &Facts| standard::weight_width(facts.word("weights")?);
         vec![
             standard::gpu("H100"),
             standard::weights(),
-            Input::worked("weight_width", Unit::Count, "of that format", width, "bytes of a weight")
-                .within(0.1, 8.0)
-                .fixed(),
+            Input::worked(
+                "weight_width",
+                Unit::Count,
+                "of that format",
+                width,
+                "bytes of a weight",
+            )
+            .within(0.1, 8.0)
+            .fixed(),
             standard::peak(),
             standard::bandwidth(),
             Input::number("acceptance", Unit::Ratio, 0.8, "chance that a draft token is accepted")
                 .within(0.0, 0.999),
-            Input::number("drafts", Unit::Tokens, 4.0, "draft tokens a step").whole().within(1.0, 64.0),
+            Input::number("drafts", Unit::Tokens, 4.0, "draft tokens a step")
+                .whole()
+                .within(1.0, 64.0),
             Input::number("draft_cost", Unit::Ratio, 0.05, "a draft step over a step of the model"),
             Input::number("batch", Unit::Sequences, 8.0, "running sequences").whole(),
         ]
@@ -68,9 +76,15 @@ impl Question for Spec {
         let pays = speedup > 1.0;
         let advice = match pays {
             true => format!("speculate while fewer than {batch_limit:.0} sequences run"),
-            false => format!("turn speculation off above a batch of {batch_limit:.0}, or use fewer drafts"),
+            false => format!(
+                "turn speculation off above a batch of {batch_limit:.0}, or use fewer drafts"
+            ),
         };
-        Ok(Verdict { answer: "speedup", decision: Some(if pays { "on" } else { "off" }.into()), advice })
+        Ok(Verdict {
+            answer: "speedup",
+            decision: Some(if pays { "on" } else { "off" }.into()),
+            advice,
+        })
     }
 
     fn example(&self) -> Example {

@@ -30,9 +30,14 @@ impl Question for SwapOrRecompute {
             standard::mfu(),
             standard::host_link(),
             standard::link_efficiency(),
-            Input::number("trips", Unit::Count, 2.0, "copies on the path: 2, or 1 if the out is hidden")
-                .within(1.0, 2.0)
-                .fixed(),
+            Input::number(
+                "trips",
+                Unit::Count,
+                2.0,
+                "copies on the path: 2, or 1 if the out is hidden",
+            )
+            .within(1.0, 2.0)
+            .fixed(),
         ]
     }
 
@@ -43,7 +48,9 @@ impl Question for SwapOrRecompute {
         step!(sheet, margin: Ratio = link * link_efficiency / break_even, "the link over that");
         let does_swap = margin >= 1.0;
         let advice = match does_swap {
-            true => "swap, in bulk copies; with vLLM v1, which only recomputes, avoid preemption instead",
+            true => {
+                "swap, in bulk copies; with vLLM v1, which only recomputes, avoid preemption instead"
+            }
             false => "recompute, and keep prefix caching on: the link is slower than prefill",
         };
         let decision = Some(if does_swap { "swap" } else { "recompute" }.to_string());

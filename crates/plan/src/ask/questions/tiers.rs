@@ -28,8 +28,14 @@ impl Question for Tiers {
             standard::kv_bytes(),
             Input::number("capacity", Unit::Bytes, 7.68e12, "bytes of the drive"),
             Input::number("dwpd", count, 1.0, "drive writes a day").within(0.01, 100.0),
-            Input::number("warranty", Unit::Seconds, 5.0 * 365.0 * 86_400.0, "warranty of the drive"),
-            Input::number("amplification", count, 1.0, "flash bytes written per byte").within(1.0, 20.0),
+            Input::number(
+                "warranty",
+                Unit::Seconds,
+                5.0 * 365.0 * 86_400.0,
+                "warranty of the drive",
+            ),
+            Input::number("amplification", count, 1.0, "flash bytes written per byte")
+                .within(1.0, 20.0),
             Input::number("write_rate", Unit::BytesPerSecond, 1e9, "KV written a second"),
             standard::context(8192.0),
             Input::number("price", count, 900.0, "price of the drive, in any currency"),
@@ -49,7 +55,8 @@ impl Question for Tiers {
         step!(sheet, life: Seconds = budget / write_rate, "life at that rate");
         let lasts = life >= warranty;
         let sustained = crate::ask::quantity::display(sustainable, Unit::BytesPerSecond);
-        let advice = format!("cap writes at {sustained} (write on second use, not on every eviction)");
+        let advice =
+            format!("cap writes at {sustained} (write on second use, not on every eviction)");
         let decision = Some(if lasts { "lasts" } else { "wears out" }.to_string());
         Ok(Verdict { answer: "life", decision, advice })
     }

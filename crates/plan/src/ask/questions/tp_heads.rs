@@ -36,9 +36,13 @@ impl Question for TpHeads {
         step!(sheet, per_rank: BytesPerToken = on_rank, "KV of a token on each of tp ranks");
         step!(sheet, copies: Ratio = tp * per_rank / whole, "copies of the cache in the group");
         let advice = match copies > 1.0 {
-            true => "use fewer --tensor-parallel-size with --pipeline-parallel-size or \
-                     --data-parallel-size, or --decode-context-parallel-size to divide the copies by tokens",
-            false => "no copies: each further rank up to the number of KV heads adds its whole pool",
+            true => {
+                "use fewer --tensor-parallel-size with --pipeline-parallel-size or \
+                     --data-parallel-size, or --decode-context-parallel-size to divide the copies by tokens"
+            }
+            false => {
+                "no copies: each further rank up to the number of KV heads adds its whole pool"
+            }
         };
         let decision = Some(if copies > 1.0 { "duplicated" } else { "divided" }.to_string());
         Ok(Verdict { answer: "copies", decision, advice: advice.into() })

@@ -57,8 +57,10 @@ impl Question for TrtllmAdmission {
         }
         step!(sheet, gain: Ratio = utilized / guaranteed, "times more requests at once");
         let advice = match gain > 1.5 {
-            true => "send max_tokens with every request, close to what replies need; or MAX_UTILIZATION with \
-                     a host tier (host_cache_size), watching paused requests",
+            true => {
+                "send max_tokens with every request, close to what replies need; or MAX_UTILIZATION with \
+                     a host tier (host_cache_size), watching paused requests"
+            }
             false => "GUARANTEED_NO_EVICT costs little here, and nobody is ever paused",
         };
         Ok(Verdict { answer: "gain", decision: None, advice: advice.into() })
@@ -75,7 +77,7 @@ impl Question for TrtllmAdmission {
                 from: "counted by the documented rule: 12,800 blocks, 160 reserved a request",
             },
             moves: [
-                Move { input: "max_tokens", to: "300", answer: 345.0 / 304.0 * (355.0 / 345.0) },
+                Move { input: "max_tokens", to: "300", answer: 1.137_821 },
                 Move { input: "output", to: "4096", answer: 1.6625 },
             ],
         }

@@ -76,7 +76,7 @@ impl Question for WeightsFit {
     fn example(&self) -> Example {
         Example {
             given: &[("model", "Llama-3.1-70B"), ("gpu", "H100"), ("tp", "2")],
-            answer: 4_732.0,
+            answer: 4_736.0,
             cited: Cited {
                 step: "weights_share",
                 value: 141.1 / 170.06,
@@ -84,8 +84,8 @@ impl Question for WeightsFit {
                 from: "scope E33: 141 GB of weights on two 80 GB GPUs (2 x 79.19 GiB = 170.06 GB)",
             },
             moves: [
-                Move { input: "weights", to: "fp8", answer: 220_042.0 },
-                Move { input: "utilization", to: "0.95", answer: 30_681.0 },
+                Move { input: "weights", to: "fp8", answer: 213_632.0 },
+                Move { input: "utilization", to: "0.95", answer: 30_685.0 },
             ],
         }
     }
