@@ -13,7 +13,9 @@ pub enum ConfigError {
     #[error(transparent)]
     Missing(#[from] MissingFields),
     /// A field has a value that it cannot have.
-    #[error("the config of {model} has {field} = {value}: want {want}; overrule it with --set {field}=VALUE")]
+    #[error(
+        "the config of {model} has {field} = {value}: want {want}; overrule it with --set {field}=VALUE"
+    )]
     Wrong {
         /// The model's name.
         model: String,
@@ -177,7 +179,8 @@ impl Fields {
 
     /// Sentences about fields that the config itself marks as uncertain.
     pub fn notes(&self) -> Vec<String> {
-        let marks = [("_from_memory", "from memory"), ("_derived", "derived"), ("_assumed", "assumed")];
+        let marks =
+            [("_from_memory", "from memory"), ("_derived", "derived"), ("_assumed", "assumed")];
         let listed = |(field, word): (&str, &str)| {
             let names: Vec<&str> = self.list(field)?.iter().filter_map(Value::as_str).collect();
             (!names.is_empty()).then(|| format!("config fields {word}: {}", names.join(", ")))
@@ -223,7 +226,10 @@ mod tests {
         assert_eq!(fields.required(&["b"], 9).unwrap(), 1);
         assert_eq!(fields.required(&["c"], 9).unwrap(), 5);
         let text = fields.complete().unwrap_err().to_string();
-        assert!(text.contains("no a, no b") && text.contains("--set a=VALUE --set b=VALUE"), "{text}");
+        assert!(
+            text.contains("no a, no b") && text.contains("--set a=VALUE --set b=VALUE"),
+            "{text}"
+        );
         assert!(fields.complete().is_ok());
         assert!(fields.required(&["c"], 4).unwrap_err().to_string().contains("c = 5"));
     }

@@ -88,7 +88,13 @@ impl Figure {
     }
 
     /// A number that is a model's estimate, expected in `low..=high`.
-    pub fn assumed(value: f64, low: f64, high: f64, unit: Unit, reason: impl Into<String>) -> Figure {
+    pub fn assumed(
+        value: f64,
+        low: f64,
+        high: f64,
+        unit: Unit,
+        reason: impl Into<String>,
+    ) -> Figure {
         let provenance = Provenance::Assumed { reason: reason.into() };
         Figure { value, low, high, unit, provenance }
     }

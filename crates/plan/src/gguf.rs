@@ -72,7 +72,8 @@ fn fields(gguf: &Gguf, architecture: &str) -> Map<String, Value> {
     match pattern.and_then(json) {
         // A flag a layer, true for windows, or a period.
         Some(Value::Array(flags)) => {
-            let flag = |value: Value| u64::from(value != Value::from(0) && value != Value::from(false));
+            let flag =
+                |value: Value| u64::from(value != Value::from(0) && value != Value::from(false));
             let flags = flags.into_iter().map(flag).collect::<Vec<_>>();
             values.insert("hybrid_layer_pattern".into(), flags.into());
         }
@@ -171,7 +172,9 @@ fn parameters(gguf: &Gguf, experts: u64, experts_per_token: u64) -> Parameters {
         };
         *class += elements;
     }
-    let share = |active: u64| u128::from(sum.experts) * u128::from(active) / u128::from(experts.max(1));
-    sum.experts_active = u64::try_from(share(experts_per_token.min(experts))).unwrap_or(sum.experts);
+    let share =
+        |active: u64| u128::from(sum.experts) * u128::from(active) / u128::from(experts.max(1));
+    sum.experts_active =
+        u64::try_from(share(experts_per_token.min(experts))).unwrap_or(sum.experts);
     sum
 }

@@ -250,6 +250,10 @@ pub struct Model {
     /// Parameters by class; an error names the config fields that are missing.
     #[serde(skip)]
     pub parameters: Result<Parameters, MissingFields>,
+    /// Format of the published checkpoint, in a quantiser's words; `None` = 16 bits.
+    pub quantization: Option<String>,
+    /// Whether an encoder for images or sound stands before the language model.
+    pub has_encoder: bool,
     /// Bytes of the tensors in the file, where the source is a file with weights.
     pub file_bytes: Option<u64>,
     /// What to distrust: fields assumed or taken from memory.

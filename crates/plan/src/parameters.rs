@@ -117,8 +117,10 @@ impl Counter<'_> {
     /// through the latent; the indexer's own where there is one.
     fn latent(&self, hidden: u64) -> Result<u64, ConfigError> {
         let heads = self.required(&QUERY_HEADS)?;
-        let (rank, rope) = (self.required(&["kv_lora_rank"])?, self.required(&["qk_rope_head_dim"])?);
-        let (nope, value) = (self.required(&["qk_nope_head_dim"])?, self.required(&["v_head_dim"])?);
+        let (rank, rope) =
+            (self.required(&["kv_lora_rank"])?, self.required(&["qk_rope_head_dim"])?);
+        let (nope, value) =
+            (self.required(&["qk_nope_head_dim"])?, self.required(&["v_head_dim"])?);
         let query_rank = self.number(&["q_lora_rank"])?;
         let query = match query_rank {
             Some(query_rank) => hidden * query_rank + query_rank * heads * (nope + rope),
@@ -175,7 +177,8 @@ impl Counter<'_> {
         index: usize,
         hidden: u64,
     ) -> Result<(), ConfigError> {
-        let alone = self.fields.has("hybrid_override_pattern") || self.fields.has("layers_block_type");
+        let alone =
+            self.fields.has("hybrid_override_pattern") || self.fields.has("layers_block_type");
         let alone = alone && is_family(self.fields, &["nemotron"]);
         let is_expert = match slot {
             _ if alone && !matches!(slot, Slot::FeedForward | Slot::Experts) => return Ok(()),
@@ -208,8 +211,11 @@ impl Counter<'_> {
 
     /// Width of what every token passes beside the routed experts.
     fn shared_width(&self, expert: u64) -> Result<u64, ConfigError> {
-        let own =
-            ["shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", "shared_intermediate_size"];
+        let own = [
+            "shared_expert_intermediate_size",
+            "moe_shared_expert_intermediate_size",
+            "shared_intermediate_size",
+        ];
         if let Some(width) = self.number(&own)? {
             return Ok(width);
         }
@@ -247,9 +253,9 @@ impl Counter<'_> {
         let fields = self.fields;
         let none = self.number(&EXPERTS)?.unwrap_or(0) == 0;
         let first = fields.number(&["first_k_dense_replace"], LIMIT_LAYERS)?.unwrap_or(0);
-        let only_dense = fields.list("mlp_only_layers").is_some_and(|list| {
-            list.iter().filter_map(whole).any(|layer| layer == index as u64)
-        });
+        let only_dense = fields
+            .list("mlp_only_layers")
+            .is_some_and(|list| list.iter().filter_map(whole).any(|layer| layer == index as u64));
         if none || (index as u64) < first || only_dense {
             return Ok(false);
         }

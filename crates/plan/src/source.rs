@@ -48,6 +48,31 @@ pub fn read(text: &str, settings: &[String]) -> Result<Model, ConfigError> {
     }
 }
 
+/// Reads the config at `path`; fields that it lacks, or all of it where it cannot be read as a model, come
+/// from the bundled config of the same name.
+///
+/// # Errors
+/// The file's own error where no bundled config helps.
+pub fn read_with_bundled(path: &Path) -> Result<Model, ConfigError> {
+    let stem = path.file_stem().map_or_else(String::new, |s| s.to_string_lossy().into_owned());
+    let own = read(&path.to_string_lossy(), &[]);
+    let Some((_, bundled)) = BUNDLED.iter().find(|(name, _)| *name == stem) else {
+        return own;
+    };
+    let object = |text: &str| match serde_json::from_str(text) {
+        Ok(Value::Object(values)) => Some(values),
+        _ => None,
+    };
+    let (Some(bundled), Some(values)) = (object(bundled), object(&read_text(path)?)) else {
+        return own;
+    };
+    let mut merged = values;
+    for (key, value) in &bundled {
+        merged.entry(key.clone()).or_insert_with(|| value.clone());
+    }
+    from_values(&stem, merged, &[]).or_else(|_| from_values(&stem, bundled, &[])).or(own)
+}
+
 /// Reads a config from JSON text.
 pub fn from_json(name: &str, json: &str, settings: &[String]) -> Result<Model, ConfigError> {
     let wrong = |reason: String| ConfigError::File { path: name.to_string(), reason };
@@ -84,6 +109,8 @@ pub fn from_values(
             LIMIT_TOKENS,
         )?,
         parameters: parameters::count(&fields, &layers),
+        quantization: families::quantization(&fields),
+        has_encoder: families::has_encoder(&fields),
         file_bytes: None,
         notes: fields.notes(),
         layers,
@@ -94,7 +121,9 @@ fn read_text(path: &Path) -> Result<String, ConfigError> {
     let wrong = |reason: String| ConfigError::File { path: path.display().to_string(), reason };
     let bytes = std::fs::metadata(path).map_err(|error| wrong(error.to_string()))?.len();
     if bytes > LIMIT_CONFIG_BYTES {
-        return Err(wrong(format!("{bytes} bytes are too many for a config; a GGUF ends in .gguf")));
+        return Err(wrong(format!(
+            "{bytes} bytes are too many for a config; a GGUF ends in .gguf"
+        )));
     }
     std::fs::read_to_string(path).map_err(|error| wrong(error.to_string()))
 }

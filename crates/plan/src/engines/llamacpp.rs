@@ -1,7 +1,7 @@
 //! llama.cpp and ik_llama.cpp: one buffer of cells per context, sized by `-c` alone.
 //!
 //! A layer of full attention has `n_ctx` cells; a window layer `pad(window * sequences + n_ubatch, 256)`
-//! at most; a latent (MLA) keeps keys only. Nothing checks the size against free memory: a buffer that
+//! at most (`--swa-full` and versions before May 2025 keep all cells); a latent (MLA) keeps keys only. Nothing checks the size against free memory: a buffer that
 //! does not fit fails to allocate.
 
 use super::memory;
@@ -50,7 +50,7 @@ impl Buffers {
         let mut buffers = Buffers::default();
         for layer in &model.layers {
             let (part, cells, bytes) = match layer {
-                Cache::Sliding { window, .. } => {
+                Cache::Sliding { window, .. } if setup.hybrid_manager => {
                     let held = window * setup.sequences + setup.micro_batch;
                     let cells = held.next_multiple_of(PADDING).min(context);
                     (&mut buffers.window, cells, cell_bytes(layer, setup))
@@ -103,10 +103,13 @@ impl Engine for LlamaCpp {
         let shown: Vec<String> = parts
             .iter()
             .filter(|(_, part)| part.layers > 0)
-            .map(|(name, p)| format!("{} {name} layers of {} cells: {} B", p.layers, p.cells, p.bytes))
+            .map(|(name, p)| {
+                format!("{} {name} layers of {} cells: {} B", p.layers, p.cells, p.bytes)
+            })
             .collect();
         let kv = Figure::derived(buffers.bytes() as f64, Unit::Bytes, shown.join(" + "));
-        let per_token = model.layers.iter().map(|layer| cell_bytes(layer, setup)).sum::<u64>() as f64;
+        let per_token =
+            model.layers.iter().map(|layer| cell_bytes(layer, setup)).sum::<u64>() as f64;
         let ledger = ledger(model, setup, kv.clone())?;
         let verdict = verdict(setup, &ledger);
         let context = context.next_multiple_of(PADDING);
@@ -128,11 +131,8 @@ impl Engine for LlamaCpp {
         };
         let sequences = setup.sequences as f64;
         plan.concurrency = Some(Figure::measured(sequences, Unit::Sequences, "-np"));
-        let groups = parts.iter().filter(|(_, part)| part.layers > 0).map(|(name, part)| PoolGroup {
-            kind: (*name).into(),
-            layers: part.layers,
-            groups: 1,
-            block_size: 1,
+        let groups = parts.iter().filter(|(_, part)| part.layers > 0).map(|(name, part)| {
+            PoolGroup { kind: (*name).into(), layers: part.layers, groups: 1, block_size: 1 }
         });
         let block_bytes = Figure::derived(per_token, Unit::Bytes, "bytes of a cell, all layers");
         let blocks = Figure::derived(context as f64, Unit::Blocks, "cells of the full layers");
@@ -147,11 +147,15 @@ impl Engine for LlamaCpp {
         let mut changes = Vec::new();
         if setup.kv_keys == KvDtype::Bf16 {
             let (kv_keys, kv_values) = (KvDtype::Q8_0, KvDtype::Q8_0);
-            changes.push(("-ctk q8_0 -ctv q8_0".into(), Setup { kv_keys, kv_values, ..setup.clone() }));
+            changes.push((
+                "-ctk q8_0 -ctv q8_0".into(),
+                Setup { kv_keys, kv_values, ..setup.clone() },
+            ));
         }
         if let Some(context) = plan.max_model_len.filter(|context| *context > 8192) {
             let half = context / 2;
-            changes.push((format!("-c {half}"), Setup { max_model_len: Some(half), ..setup.clone() }));
+            changes
+                .push((format!("-c {half}"), Setup { max_model_len: Some(half), ..setup.clone() }));
         }
         changes
     }
@@ -165,7 +169,8 @@ fn ledger(model: &Model, setup: &Setup, kv: Figure) -> Result<Ledger, PlanError>
     };
     let tokens = setup.micro_batch as f64;
     let vocabulary = model.vocabulary.unwrap_or(128_000) as f64;
-    let width = model.intermediate.unwrap_or(14_336) as f64 * 2.0 + model.hidden.unwrap_or(4096) as f64 * 4.0;
+    let width = model.intermediate.unwrap_or(14_336) as f64 * 2.0
+        + model.hidden.unwrap_or(4096) as f64 * 4.0;
     let compute = tokens * (vocabulary + width) * 4.0;
     let reason = format!("compute buffer: {tokens} rows of f32 logits and of the widest layer");
     let activation = Figure::assumed(compute, compute * 0.3, compute * 2.5, Unit::Bytes, reason);

@@ -18,6 +18,9 @@ pub struct Profile {
     pub bytes_per_logit: f64,
 }
 
+/// Peak of an encoder's profile run: logs show 1 to 8 GiB, depending on the largest image allowed.
+const ENCODER_BYTES: f64 = 2.0 * GIB;
+
 /// Activation peak of a profile run on one GPU: the larger of the widest layer for all its tokens and the
 /// sampler for all its sequences (which splits nothing over ranks), with the residual stream.
 pub fn activation(model: &Model, setup: &Setup, profile: Profile) -> Figure {
@@ -29,8 +32,10 @@ pub fn activation(model: &Model, setup: &Setup, profile: Profile) -> Figure {
     let layer = tokens * 2.0 * widest(model, setup.tp) + tokens * hidden * 2.0 * 2.0;
     let logits = (profile.sequences * model.vocabulary.unwrap_or(128_000)) as f64;
     let sampler = logits * profile.bytes_per_logit + tokens * hidden * 2.0;
-    let tower = if tower_expected(model, setup) { 0.5 * GIB } else { 0.0 };
-    let bytes = layer.max(sampler) + tower;
+    // The encoder is profiled before the language model: phases do not add up, the largest counts.
+    let encodes = model.has_encoder && !setup.text_only;
+    let encoder = if encodes { ENCODER_BYTES } else { 0.0 };
+    let bytes = layer.max(sampler).max(encoder);
     let reason = format!(
         "the larger of {} tokens through the widest layer ({:.2} GiB) and {} rows of logits in the \
          sampler ({:.2} GiB){}",
@@ -38,9 +43,9 @@ pub fn activation(model: &Model, setup: &Setup, profile: Profile) -> Figure {
         layer / GIB,
         profile.sequences,
         sampler / GIB,
-        if tower > 0.0 { ", and an encoder's profile" } else { "" }
+        if encodes { ", and an encoder's largest input" } else { "" }
     );
-    let high = bytes * 1.5 + 0.3 * GIB + if tower > 0.0 { 3.0 * GIB } else { 0.0 };
+    let high = bytes * 1.5 + 0.3 * GIB + if encodes { 3.0 * GIB } else { 0.0 };
     Figure::assumed(bytes, bytes * 0.5, high, Unit::Bytes, reason)
 }
 
@@ -63,12 +68,6 @@ fn widest(model: &Model, tp: u64) -> f64 {
     dense.max(routed).max(recurrent)
 }
 
-/// Whether an encoder is profiled too.
-fn tower_expected(model: &Model, setup: &Setup) -> bool {
-    let tower = model.parameters.as_ref().is_ok_and(|parameters| parameters.tower > 0);
-    tower && !setup.text_only
-}
-
 /// Memory outside the tensor library: CUDA context growth, cuBLAS and attention workspaces, NCCL.
 /// Logs of the cases: 0.05 to 0.35 GiB on one workstation GPU, 1.8 on an H100, twice that at tp 2.
 pub fn non_torch(setup: &Setup) -> Figure {
@@ -76,7 +75,7 @@ pub fn non_torch(setup: &Setup) -> Figure {
         return measured.clone();
     }
     let large = matches!(setup.architecture.as_str(), "Hopper");
-    let (one, one_low, one_high) = if large { (1.0, 0.1, 2.2) } else { (0.2, 0.03, 0.7) };
+    let (one, one_low, one_high) = if large { (1.3, 0.2, 3.0) } else { (0.2, 0.03, 0.7) };
     let parallel = setup.tp * setup.pp > 1;
     let (more, more_low, more_high) = match (parallel, large) {
         (false, _) => (0.0, 0.0, 0.0),
@@ -87,7 +86,8 @@ pub fn non_torch(setup: &Setup) -> Figure {
         "context and workspaces {one} GiB{}",
         if parallel { format!(", communication {more} GiB") } else { String::new() }
     );
-    let [value, low, high] = [one + more, one_low + more_low, one_high + more_high].map(|g| g * GIB);
+    let [value, low, high] =
+        [one + more, one_low + more_low, one_high + more_high].map(|g| g * GIB);
     Figure::assumed(value, low, high, Unit::Bytes, reason)
 }
 

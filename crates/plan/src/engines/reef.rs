@@ -55,14 +55,15 @@ pub fn pool_config(
         shape = heads;
     }
     let heads = shape.ok_or_else(|| unsupported("it has no layers"))?;
-    let shape = PageShape {
-        kv_heads: heads.kv as usize,
-        head_dim: heads.key_dim as usize,
-        block_size,
-    };
+    let shape =
+        PageShape { kv_heads: heads.kv as usize, head_dim: heads.key_dim as usize, block_size };
     let groups = [
         GroupConfig { layers: full, shape, window: None },
-        GroupConfig { layers: windowed, shape, window: window_tokens.map(|window| window as usize) },
+        GroupConfig {
+            layers: windowed,
+            shape,
+            window: window_tokens.map(|window| window as usize),
+        },
     ];
     let groups = groups.into_iter().filter(|group| group.layers > 0).collect();
     Ok(PoolConfig { groups, budget_bytes, prefault: false })
@@ -89,7 +90,8 @@ fn budget(setup: &Setup, config: &PoolConfig, length: Option<u64>) -> Figure {
     let per_token = config.bytes_per_token(PageFormat::F16) as f64;
     // A twentieth more than the context's pages, as `reef run` adds for tables and the reserve.
     let bytes = (tokens * per_token * 1.05).floor() + f64::from(4 << 20);
-    let formula = format!("{tokens} tokens * {per_token} bytes * 1.05 + 4 MiB (--kv-memory changes it)");
+    let formula =
+        format!("{tokens} tokens * {per_token} bytes * 1.05 + 4 MiB (--kv-memory changes it)");
     Figure::derived(bytes, Unit::Bytes, formula)
 }
 

@@ -72,7 +72,11 @@ impl Engine for Sglang {
         let mut plan = Plan {
             engine: self.name(),
             version: setup.version.shown(),
-            kv_bytes_per_token: Some(Figure::derived(per_token as f64, Unit::BytesPerToken, formula)),
+            kv_bytes_per_token: Some(Figure::derived(
+                per_token as f64,
+                Unit::BytesPerToken,
+                formula,
+            )),
             kv_needed: None,
             pool: None,
             printed_tokens: None,
@@ -86,7 +90,8 @@ impl Engine for Sglang {
         };
         if fixed > 0 {
             let states = states(setup);
-            plan.notes.push(format!("{:.2} GiB are set aside for {states} states", fixed as f64 / GIB));
+            plan.notes
+                .push(format!("{:.2} GiB are set aside for {states} states", fixed as f64 / GIB));
         }
         if let Some(kv) = plan.ledger.kv.clone() {
             let page = setup.block_size.unwrap_or(1);
@@ -158,9 +163,8 @@ fn fill(plan: &mut Plan, kv: &Figure, per_token: u64, page: u64, model: &Model) 
     let positive = |bytes: f64| pages(bytes) > 0.0;
     plan.verdict = Verdict::from_cases(positive(kv.low), positive(kv.value), positive(kv.high));
     if plan.verdict.answer() == Some(false) {
-        plan.refusal = Some(
-            "Not enough memory. Please try to increase --mem-fraction-static.".to_string(),
-        );
+        plan.refusal =
+            Some("Not enough memory. Please try to increase --mem-fraction-static.".to_string());
     }
     let layers = model.layers.len() as u64;
     let group = PoolGroup { kind: "full".into(), layers, groups: 1, block_size: page };

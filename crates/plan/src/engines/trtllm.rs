@@ -44,7 +44,11 @@ impl Engine for TensorRtLlm {
         let mut plan = Plan {
             engine: self.name(),
             version: setup.version.shown(),
-            kv_bytes_per_token: Some(Figure::derived(per_token as f64, Unit::BytesPerToken, formula)),
+            kv_bytes_per_token: Some(Figure::derived(
+                per_token as f64,
+                Unit::BytesPerToken,
+                formula,
+            )),
             kv_needed: None,
             pool: None,
             printed_tokens: None,

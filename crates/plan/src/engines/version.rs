@@ -43,7 +43,8 @@ impl Version {
         let month = text.split(|c: char| !(c.is_ascii_digit() || c == '-')).find_map(|word| {
             let (year, month) = word.split_once('-')?;
             let (year, month): (u32, u32) = (year.parse().ok()?, month.parse().ok()?);
-            ((2020..2100).contains(&year) && (1..=12).contains(&month)).then_some(year * 100 + month)
+            ((2020..2100).contains(&year) && (1..=12).contains(&month))
+                .then_some(year * 100 + month)
         })?;
         let released = calendar.iter().rev().find(|(released, _)| *released <= month);
         released.or(calendar.first()).map(|(_, version)| *version)

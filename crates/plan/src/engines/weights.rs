@@ -26,6 +26,8 @@ pub enum WeightFormat {
     Nvfp4,
     /// MXFP4 on the experts alone (gpt-oss): 4-bit floats, a byte of scale per 32.
     Mxfp4,
+    /// 4-bit experts, 8-bit floats for the rest (DeepSeek-V4).
+    Fp4Experts,
     /// ggml `q8_0`.
     Q8_0,
     /// ggml `q6_k`.
@@ -52,28 +54,51 @@ struct Row {
     attention: f64,
     /// Bits of embedding and output.
     vocabulary: f64,
-    /// Only routed experts are quantised; the rest is bf16.
-    experts_only: bool,
+    /// Bits of dense feed-forward layers where only routed experts have `linear`.
+    dense: f64,
     /// How far checkpoints of this format stray from it: layers left out, other group sizes.
     spread: (f64, f64),
 }
 
-const TABLE: [Row; 15] = [
+const TABLE: [Row; 16] = [
     row(WeightFormat::F32, &["f32", "fp32", "float32"], 32.0, 32.0, 32.0, (0.98, 1.03)),
-    row(WeightFormat::Bf16, &["bf16", "fp16", "f16", "auto", "bfloat16", "half"], 16.0, 16.0, 16.0, (0.98, 1.04)),
+    row(
+        WeightFormat::Bf16,
+        &["bf16", "fp16", "f16", "auto", "bfloat16", "half"],
+        16.0,
+        16.0,
+        16.0,
+        (0.98, 1.04),
+    ),
     row(WeightFormat::Fp8, &["fp8", "fp8_e4m3", "w8a8-fp8"], 8.0, 8.0, 16.0, (0.97, 1.12)),
     row(WeightFormat::Int8, &["int8", "w8a8", "w8a16"], 8.1, 8.1, 16.0, (0.97, 1.12)),
     row(WeightFormat::Bnb4, &["bnb", "bitsandbytes", "nf4"], 4.2, 4.2, 16.0, (0.95, 1.15)),
     row(WeightFormat::Nvfp4, &["nvfp4", "fp4", "modelopt"], 4.5, 4.5, 16.0, (0.95, 1.35)),
-    row(WeightFormat::Int4, &["awq", "gptq", "int4", "w4a16", "wna16", "autoround", "4-bit"], 4.25, 4.25, 16.0, (0.95, 1.2)),
+    row(
+        WeightFormat::Int4,
+        &["awq", "gptq", "int4", "w4a16", "wna16", "autoround", "4-bit"],
+        4.25,
+        4.25,
+        16.0,
+        (0.95, 1.2),
+    ),
     Row {
         format: WeightFormat::Mxfp4,
         names: &["mxfp4"],
         linear: 4.25,
         attention: 16.0,
         vocabulary: 16.0,
-        experts_only: true,
-        spread: (0.97, 1.12),
+        dense: 16.0,
+        spread: (0.97, 1.05),
+    },
+    Row {
+        format: WeightFormat::Fp4Experts,
+        names: &["fp4-experts"],
+        linear: 4.25,
+        attention: 8.0,
+        vocabulary: 16.0,
+        dense: 8.0,
+        spread: (0.95, 1.1),
     },
     row(WeightFormat::Q8_0, &["q8_0"], 8.5, 8.5, 8.5, (0.98, 1.03)),
     row(WeightFormat::Q6K, &["q6_k"], 6.56, 6.56, 6.56, (0.98, 1.05)),
@@ -92,7 +117,7 @@ const fn row(
     vocabulary: f64,
     spread: (f64, f64),
 ) -> Row {
-    Row { format, names, linear, attention, vocabulary, experts_only: false, spread }
+    Row { format, names, linear, attention, vocabulary, dense: linear, spread }
 }
 
 impl WeightFormat {
@@ -125,15 +150,18 @@ impl WeightFormat {
     /// Bytes of all weights without sharding.
     pub fn bytes(self, parameters: &Parameters) -> f64 {
         let row = self.row();
-        let dense = if row.experts_only { 16.0 } else { row.linear };
         let bits = (parameters.embedding + parameters.output) as f64 * row.vocabulary
             + parameters.attention as f64 * row.attention
-            + parameters.dense as f64 * dense
+            + parameters.dense as f64 * row.dense
             + parameters.experts as f64 * row.linear
-            + (parameters.router + parameters.small + parameters.tower) as f64 * row.vocabulary.max(16.0);
+            + (parameters.router + parameters.small + parameters.tower) as f64
+                * row.vocabulary.max(16.0);
         bits / 8.0
     }
 }
+
+/// Parameters of an encoder that the config does not describe: most are of 0.4 to 0.7 billion.
+const UNKNOWN_TOWER: u64 = 500_000_000;
 
 /// Weights of one GPU: everything but norms and routers is split over `tp`, the stack over `pp`, experts
 /// over the same ranks whether by tensor or by expert.
@@ -148,6 +176,10 @@ pub fn per_gpu(model: &Model, setup: &Setup) -> Result<Figure, MissingFields> {
     if setup.text_only {
         parameters.tower = 0;
     }
+    if parameters.tower == 0 && model.has_encoder && !setup.text_only {
+        // An encoder that the config does not describe.
+        parameters.tower = UNKNOWN_TOWER;
+    }
     if setup.draft.is_some() {
         parameters.dense += parameters.draft;
     }
@@ -161,11 +193,18 @@ pub fn per_gpu(model: &Model, setup: &Setup) -> Result<Figure, MissingFields> {
         small: parameters.small,
         ..Parameters::default()
     });
+    let padding = expert_padding(model, setup.weights);
+    parameters.experts = (parameters.experts as f64 * padding) as u64;
     let all = setup.weights.bytes(&parameters);
-    let bytes = (all - copied) / ranks + copied / setup.pp as f64;
+    let experts =
+        setup.weights.bytes(&Parameters { experts: parameters.experts, ..Parameters::default() });
+    // Experts may be split over the replicas of the attention too.
+    let expert_ranks = (setup.ep.max(setup.tp) * setup.pp) as f64;
+    let bytes =
+        (all - copied - experts) / ranks + experts / expert_ranks + copied / setup.pp as f64;
     let formula = format!(
-        "{:.2} B parameters in {}: {:.2} GiB over tp {} x pp {}, {:.2} GiB of norms and routers on \
-         each",
+        "{:.2} B parameters in {}: {:.2} GiB over tp {} x pp {} (experts over {expert_ranks}), \
+         {:.2} GiB of norms and routers on each",
         parameters.total() as f64 / 1e9,
         setup.weights.name(),
         all / super::GIB,
@@ -175,6 +214,21 @@ pub fn per_gpu(model: &Model, setup: &Setup) -> Result<Figure, MissingFields> {
     );
     let (low, high) = setup.weights.row().spread;
     Ok(Figure::assumed(bytes, bytes * low, bytes * high, Unit::Bytes, formula))
+}
+
+/// How much the MXFP4 kernels' padding adds to experts: hidden size to a multiple of 256, expert width to
+/// one of 128 (gpt-oss: 2,880 to 3,072 and 2,944).
+fn expert_padding(model: &Model, format: WeightFormat) -> f64 {
+    let (Some(hidden), Some(width)) =
+        (model.hidden, model.expert_intermediate.or(model.intermediate))
+    else {
+        return 1.0;
+    };
+    if format != WeightFormat::Mxfp4 || hidden * width == 0 {
+        return 1.0;
+    }
+    let padded = hidden.next_multiple_of(256) * width.next_multiple_of(128);
+    padded as f64 / (hidden * width) as f64
 }
 
 #[cfg(test)]

@@ -88,7 +88,8 @@ fn kv_heads(fields: &Fields, index: usize) -> Result<u64, ConfigError> {
 
 /// Nemotron-NAS: `block_configs[i].attention` says `no_op`, or how many query heads share a KV head.
 fn nas_heads(fields: &Fields, block: Option<&Value>) -> Result<u64, ConfigError> {
-    let wrong = || fields.wrong("block_configs", "attention with n_heads_in_group or no_op per layer");
+    let wrong =
+        || fields.wrong("block_configs", "attention with n_heads_in_group or no_op per layer");
     let attention = block.and_then(|block| block.get("attention")).ok_or_else(wrong)?;
     let is_set = |key: &str| attention.get(key).and_then(Value::as_bool) == Some(true);
     if is_set("no_op") || is_set("replace_with_linear") {

@@ -96,6 +96,49 @@ pub fn is_family(fields: &Fields, prefixes: &[&str]) -> bool {
     prefixes.iter().any(|prefix| family.starts_with(prefix))
 }
 
+/// The format of the published checkpoint: `quantization_config`, else the habit of families that are
+/// published in 8 or 4 bits.
+pub fn quantization(fields: &Fields) -> Option<String> {
+    if let Some(config) = fields.get("quantization_config") {
+        let text = |key: &str| config.get(key).and_then(Value::as_str);
+        let weights = config
+            .get("config_groups")
+            .and_then(|groups| groups.as_object()?.values().next()?.get("weights"));
+        let bits = weights.and_then(|weights| weights.get("num_bits")).and_then(Value::as_u64);
+        let kind = weights.and_then(|weights| weights.get("type")).and_then(Value::as_str);
+        return match (bits, kind) {
+            (Some(4), Some("float")) => Some("nvfp4".into()),
+            (Some(4), _) => Some("int4".into()),
+            (Some(8), Some("float")) => Some("fp8".into()),
+            (Some(8), _) => Some("int8".into()),
+            _ => text("quant_algo").or(text("quant_method")).map(str::to_lowercase),
+        };
+    }
+    let known = [
+        ("deepseek_v4", "fp4-experts"),
+        ("deepseek_v3", "fp8"),
+        ("kimi_k2", "fp8"),
+        ("gpt_oss", "mxfp4"),
+        ("minimax_m2", "fp8"),
+        ("mimo_v2", "fp8"),
+    ];
+    let family = family(fields);
+    let found = known.iter().find(|(prefix, _)| family.starts_with(prefix));
+    found.map(|(_, format)| (*format).to_string())
+}
+
+/// Whether the config or its architecture names an encoder.
+pub fn has_encoder(fields: &Fields) -> bool {
+    let encoders = ["vision_config", "audio_config", "vision_tower"];
+    let architectures = fields.list("architectures");
+    let named = architectures.into_iter().flatten().filter_map(Value::as_str).any(|architecture| {
+        ["ForConditionalGeneration", "VL", "Vision", "Omni"]
+            .iter()
+            .any(|p| architecture.contains(p))
+    });
+    named || encoders.iter().any(|field| fields.has(field)) || is_family(fields, &["pixtral"])
+}
+
 /// A list entry as a whole number, or an error about the field.
 pub(crate) fn entry(fields: &Fields, field: &str, value: &Value) -> Result<u64, ConfigError> {
     crate::config::whole(value).ok_or_else(|| fields.wrong(field, "whole numbers in the list"))

@@ -58,7 +58,9 @@ fn named(fields: &Fields, field: &'static str) -> Result<PerLayer, ConfigError> 
     for value in fields.list(field).ok_or_else(wrong)? {
         slots.push(match value.as_str().ok_or_else(wrong)? {
             "full_attention" | "attention" | "full" | "global" | "global_attention" => Slot::Full,
-            "sliding_attention" | "sliding" | "local" | "local_attention" | "swa" => window(fields)?,
+            "sliding_attention" | "sliding" | "local" | "local_attention" | "swa" => {
+                window(fields)?
+            }
             "chunked_attention" | "chunked" => chunk(fields)?,
             "linear_attention" | "mamba" | "mamba2" | "gdn" | "kda" => Slot::Recurrent,
             "mlp" | "feed_forward" => Slot::FeedForward,
@@ -124,7 +126,8 @@ fn periodic(fields: &Fields, count: usize) -> Result<Vec<Slot>, ConfigError> {
         return Ok(slots);
     }
     let uses_window = fields.flag("use_sliding_window") != Some(false);
-    let window = fields.number(&["sliding_window"], LIMIT_TOKENS)?.filter(|w| *w > 0 && uses_window);
+    let window =
+        fields.number(&["sliding_window"], LIMIT_TOKENS)?.filter(|w| *w > 0 && uses_window);
     if let Some(window) = window {
         return Ok(match window_period(fields)? {
             Some(WindowPeriod::FullAt(first, period)) => (0..count)

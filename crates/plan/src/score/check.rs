@@ -49,7 +49,12 @@ impl Check {
     }
 
     /// A number that needs nothing rounded.
-    fn plain(metric: &'static str, given: &'static str, predicted: f64, reported: Printed) -> Check {
+    fn plain(
+        metric: &'static str,
+        given: &'static str,
+        predicted: f64,
+        reported: Printed,
+    ) -> Check {
         Check::new(metric, given, predicted, reported, reported.reads(predicted))
     }
 }
@@ -114,6 +119,7 @@ fn vllm(row: &Row, model: &Model, setup: &Setup) -> Result<Vec<Check>, PlanError
     if let Some(blocks) = known_blocks(row, &layout, setup, length) {
         checks.extend(concurrency(row, &layout, setup, &blocks));
     }
+    checks.extend(concurrency_elsewhere(row, &layout, setup));
     checks.extend(first_engine(row, &layout, setup));
     checks.extend(pages(row, model, setup, &layout));
     Ok(checks)
@@ -152,7 +158,8 @@ fn printed_tokens(layout: &Layout, setup: &Setup, length: Option<u64>, blocks: u
 fn available_memory(row: &Row) -> Option<Check> {
     let reported = row.printed("kv_available_gib")?;
     let budget = row.printed("budget_gib").or_else(|| {
-        let (total, share) = (row.printed("gpu_total_gib")?, row.printed("gpu_memory_utilization")?);
+        let (total, share) =
+            (row.printed("gpu_total_gib")?, row.printed("gpu_memory_utilization")?);
         Some(total.scaled(share.value))
     })?;
     let weights = row.printed("weights_gib")?;
@@ -167,12 +174,7 @@ fn available_memory(row: &Row) -> Option<Check> {
 }
 
 /// The block count from what the log prints most exactly: blocks, else tokens, else memory.
-fn known_blocks(
-    row: &Row,
-    layout: &Layout,
-    setup: &Setup,
-    length: Option<u64>,
-) -> Option<Blocks> {
+fn known_blocks(row: &Row, layout: &Layout, setup: &Setup, length: Option<u64>) -> Option<Blocks> {
     if let Some(blocks) = row.whole("num_blocks").filter(|blocks| *blocks > 0) {
         return Some(Blocks { printed: blocks, range: blocks..=blocks, given: "num_blocks" });
     }
@@ -204,34 +206,28 @@ fn first_block(limit: u64, is: impl Fn(u64) -> bool) -> u64 {
     below
 }
 
-/// Concurrency at the row's length, and at other lengths that the row mentions.
-fn concurrency(row: &Row, layout: &Layout, setup: &Setup, blocks: &Blocks) -> Vec<Check> {
-    let mut checks = Vec::new();
-    let (Some(reported), Some(length)) = (row.printed("max_concurrency"), setup.max_model_len) else {
-        return checks;
-    };
-    let other = row.text("other_reported");
-    let is_for = cells::after(other, "is for max_model_len").map(|p| p.value as u64);
-    let length = is_for.filter(|length| *length > 0).unwrap_or(length);
-    let of = |blocks| layout.concurrency(blocks, length);
-    if reported.value > 0.0 {
-        checks.push(blocks.check("max_concurrency", reported, of));
-    }
-    if let (Some(there), Some(elsewhere)) =
-        (cells::after(other, "x at max_model_len"), cells::before(other, "x at max_model_len").first())
-    {
-        checks.push(elsewhere_check(layout, (length, reported), (there.value as u64, *elsewhere)));
-    }
-    checks
+/// Concurrency at the row's length, or the length that it says the number is for.
+fn concurrency(row: &Row, layout: &Layout, setup: &Setup, blocks: &Blocks) -> Option<Check> {
+    let reported = row.printed("max_concurrency").filter(|reported| reported.value > 0.0)?;
+    let is_for = cells::after(row.text("other_reported"), "is for max_model_len");
+    let length = is_for.map(|printed| printed.value as u64).filter(|length| *length > 0);
+    let length = length.or(setup.max_model_len)?;
+    Some(blocks.check("max_concurrency", reported, |blocks| layout.concurrency(blocks, length)))
 }
 
-/// The same pool at another length.
-fn elsewhere_check(layout: &Layout, here: (u64, Printed), there: (u64, Printed)) -> Check {
-    let request = layout.request_blocks(here.0) as f64;
-    let range = (here.1.low() * request).ceil() as u64..=(here.1.high() * request).floor() as u64;
-    let printed = (here.1.value * request).round() as u64;
-    let blocks = Blocks { printed, range, given: "max_concurrency at another length" };
-    blocks.check("max_concurrency_elsewhere", there.1, |blocks| layout.concurrency(blocks, there.0))
+/// The same pool at another length: `7.77x at max_model_len 81920`.
+fn concurrency_elsewhere(row: &Row, layout: &Layout, setup: &Setup) -> Option<Check> {
+    const MARK: &str = "x at max_model_len";
+    let (here, length) = (row.printed("max_concurrency")?, setup.max_model_len?);
+    let other = row.text("other_reported");
+    let elsewhere = *cells::before(other, MARK).first()?;
+    let there = cells::after(other, MARK)?.value as u64;
+    let request = layout.request_blocks(length) as f64;
+    let range = (here.low() * request).ceil() as u64..=(here.high() * request).floor() as u64;
+    let printed = (here.value * request).round() as u64;
+    let blocks = Blocks { printed, range, given: "max_concurrency" };
+    let of = |blocks| layout.concurrency(blocks, there);
+    Some(blocks.check("max_concurrency_elsewhere", elsewhere, of))
 }
 
 /// What only the first engine prints: CPU blocks of its 4 GiB of swap, tokens in the refusal.
@@ -305,7 +301,8 @@ fn sglang(row: &Row, model: &Model, setup: &Setup) -> Vec<Check> {
 fn tokens_from_memory(row: &Row, token_bytes: u64, block: u64) -> Vec<Check> {
     let block = row.whole("block_size").filter(|block| *block > 0).unwrap_or(block);
     let block_bytes = (token_bytes * block).max(1) as f64;
-    let (Some(kv), Some(reported)) = (row.bytes("kv_available_gib"), row.printed("kv_tokens")) else {
+    let (Some(kv), Some(reported)) = (row.bytes("kv_available_gib"), row.printed("kv_tokens"))
+    else {
         return Vec::new();
     };
     let blocks_in = |bytes: f64| (bytes.max(0.0) / block_bytes).floor() as u64;

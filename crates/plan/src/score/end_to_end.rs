@@ -28,10 +28,21 @@ pub struct EndToEnd {
 /// Compares, where the row reports a pool on a device that the table knows, of a model whose parameters
 /// can be counted.
 pub fn compare(row: &Row, engine: &dyn Engine, model: &Model, setup: &Setup) -> Option<EndToEnd> {
+    // A share of nothing means nothing: rows that were refused for want of any pool are judged as starts.
     let reported_gib = row.printed("kv_available_gib")?.value;
+    if reported_gib <= 0.0 {
+        return None;
+    }
     setup.total.as_ref()?;
     let plan = engine.plan(model, setup).ok()?;
     let kv = plan.ledger.kv?;
+    // A row that does not say its weight format, on a device that the published format does not fit, ran
+    // another one: nothing to compare.
+    let unstated = row.weight_format_named().is_none();
+    let weights = plan.ledger.weights.as_ref().map_or(0.0, |weights| weights.low);
+    if unstated && plan.ledger.reserved.is_some_and(|reserved| weights > reserved.value) {
+        return None;
+    }
     let [predicted_gib, low_gib, high_gib] = [kv.value, kv.low, kv.high].map(|bytes| bytes / GIB);
     Some(EndToEnd {
         predicted_gib,

@@ -15,7 +15,6 @@ use std::path::Path;
 
 use serde::Serialize;
 
-use crate::config::ConfigError;
 use crate::model::Model;
 use crate::source;
 use check::Check;
@@ -162,7 +161,9 @@ fn read_rows(table: &Path) -> Result<Vec<Row>, ScoreError> {
     for record in reader.records().take(LIMIT_ROWS) {
         let record = record.map_err(|error| wrong(error.to_string()))?;
         let cells = header.iter().zip(record.iter());
-        rows.push(Row(cells.map(|(column, cell)| (column.to_string(), cell.to_string())).collect()));
+        rows.push(Row(cells
+            .map(|(column, cell)| (column.to_string(), cell.to_string()))
+            .collect()));
     }
     Ok(rows)
 }
@@ -184,15 +185,10 @@ impl Models<'_> {
                 return Err("the row names no config_file".into());
             }
             let path = folder.map(|folder| folder.join(format!("{name}.json")));
-            let from_folder = path.filter(|path| path.is_file()).map(|path| {
-                source::read(&path.to_string_lossy(), &[])
-            });
-            let bundled = || source::read(name, &[]).map_err(|error: ConfigError| error.to_string());
-            match from_folder {
-                Some(Ok(model)) => Ok(model),
-                Some(Err(error)) => bundled().map_err(|_| error.to_string()),
-                None => bundled(),
-            }
+            let from_folder =
+                path.filter(|path| path.is_file()).map(|path| source::read_with_bundled(&path));
+            let model = from_folder.unwrap_or_else(|| source::read(name, &[]));
+            model.map_err(|error| error.to_string())
         });
         read.clone()
     }
@@ -249,7 +245,8 @@ fn summary(rows: &[RowScore]) -> Summary {
         summary.errors += usize::from(row.error.is_some());
         if let (Some(within), Some(exact)) = (row.within_1pct, row.exact) {
             let family = summary.families.entry(row.family.clone()).or_default();
-            let independent = (row.independence == "independent").then_some(&mut summary.independent);
+            let independent =
+                (row.independence == "independent").then_some(&mut summary.independent);
             for tally in [Some(family), independent, Some(&mut summary.all)].into_iter().flatten() {
                 tally.n += 1;
                 tally.within_1pct += usize::from(within);

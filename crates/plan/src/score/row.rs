@@ -55,7 +55,10 @@ impl Row {
             // Another fork's own version numbers mean nothing here: only `V0` does.
             Some("vllm") if self.text("engine").contains("V0") => (Version::new(0, 7), true),
             Some("vllm") => behavior::parse_version(self.text("engine_version")),
-            _ => (Version::parse(self.text("engine_version"), 10).unwrap_or(Version::new(0, 0)), false),
+            _ => (
+                Version::parse(self.text("engine_version"), 10).unwrap_or(Version::new(0, 0)),
+                false,
+            ),
         };
         let count = |column| self.whole(column).filter(|count| *count > 0).unwrap_or(1);
         let (kv_keys, kv_values) = self.kv_dtypes();
@@ -68,13 +71,12 @@ impl Row {
             first_engine,
             device: device.map_or(String::new(), |device| device.name.to_string()),
             architecture: device.map_or(String::new(), |device| device.architecture.to_string()),
-            total: device.map(|device| {
-                Figure::measured(device.memory_bytes, Unit::Bytes, device.source)
-            }),
+            total: device
+                .map(|device| Figure::measured(device.memory_bytes, Unit::Bytes, device.source)),
             tp: count("tp"),
             pp: count("pp"),
             dp: count("dp"),
-            weights: self.weight_format(),
+            weights: self.weight_format(model),
             kv_keys,
             kv_values,
             max_model_len: self.whole("max_model_len"),
@@ -84,10 +86,12 @@ impl Row {
             // A recurrent model's block is a result, and a window model's several: both are predicted.
             block_size: self.whole("block_size").filter(|block| *block > 0 && !recurrent),
             prefix_caching: prefix_caching(&words),
-            draft: draft(&words, model),
+            draft: draft(&words),
             graphs: !(words.contains("enforce_eager") || words.contains("enforce-eager")),
             text_only: words.contains("language-model-only"),
-            hybrid_manager: !words.contains("disable-hybrid-kv-cache-manager"),
+            hybrid_manager: !words.contains("disable-hybrid-kv-cache-manager")
+                // llama.cpp's one line for all layers is from before it had window buffers.
+                && !self.text("other_reported").contains("KV self size"),
             state_bytes: words.contains("ssm_cache_dtype=float32").then_some(4),
             expanded_mla: latent && !self.text("kv_cache_dtype").to_lowercase().contains("v none"),
             micro_batch: cells::after(self.text("other_reported"), "n_ubatch")
@@ -109,9 +113,15 @@ impl Row {
         slots.filter(|slots| (1..=4096).contains(slots)).unwrap_or(1)
     }
 
-    fn weight_format(&self) -> WeightFormat {
-        let named = WeightFormat::find_in(self.text("weight_quant"));
-        named.or_else(|| WeightFormat::find_in(self.text("model"))).unwrap_or(WeightFormat::Bf16)
+    /// The format that the row names, else the published checkpoint's.
+    fn weight_format(&self, model: &Model) -> WeightFormat {
+        let published = model.quantization.as_deref().and_then(WeightFormat::parse);
+        self.weight_format_named().or(published).unwrap_or(WeightFormat::Bf16)
+    }
+
+    /// The weight format that the row's flags or the model's name say.
+    pub fn weight_format_named(&self) -> Option<WeightFormat> {
+        ["weight_quant", "model"].iter().find_map(|column| WeightFormat::find_in(self.text(column)))
     }
 
     /// Formats of keys and values: `fp8 (inferred)`, `auto`, or `K q8_0 / V f16`.
@@ -154,8 +164,8 @@ fn prefix_caching(words: &str) -> Option<bool> {
     }
 }
 
-/// Speculation named in words: next-token layers where the model has them, else a head.
-fn draft(words: &str, model: &Model) -> Option<Draft> {
+/// Speculation named in words: the model's next-token layers, or a head beside it.
+fn draft(words: &str) -> Option<Draft> {
     let next_token = ["mtp", "nextn", "spec decode"].iter().any(|mark| words.contains(mark));
     let head = ["eagle", "draft", "dflash", "medusa"].iter().any(|mark| words.contains(mark));
     if !next_token && !head {
@@ -163,10 +173,7 @@ fn draft(words: &str, model: &Model) -> Option<Draft> {
     }
     let tokens = cells::after(words, "k=").map_or(1, |printed| printed.value as u64).min(64);
     let layers = cells::before(words, " draft layer").first().map(|printed| printed.value as u64);
-    let kind = match next_token || (!model.draft_layers.is_empty() && layers.is_none()) {
-        true => DraftKind::NextToken,
-        false => DraftKind::Head,
-    };
+    let kind = if next_token { DraftKind::NextToken } else { DraftKind::Head };
     Some(Draft { kind, layers: layers.filter(|_| kind == DraftKind::Head), tokens })
 }
 
@@ -202,7 +209,9 @@ mod tests {
         assert_eq!(found("L4-class 24GB"), Some("L4"));
         assert_eq!(found("L40S 48GB (G6e)"), Some("L40S"));
         assert_eq!(found("MI355X-class 288GB"), Some("MI355X"));
-        for unknown in ["48GB class (46 GB usable)", "unspecified", "8 GPUs (unspecified)", "", "n/a"] {
+        for unknown in
+            ["48GB class (46 GB usable)", "unspecified", "8 GPUs (unspecified)", "", "n/a"]
+        {
             assert_eq!(found(unknown), None, "{unknown}");
         }
     }

@@ -38,7 +38,13 @@ fn predict(
     model: &Model,
     setup: &Setup,
 ) -> (Option<bool>, &'static str) {
-    let answer = |plan: Plan| plan.verdict.answer();
+    // Without its length a row refuses for certain only where nothing is left at all.
+    let answer = |plan: Plan| match plan.verdict.answer() {
+        Some(false) if setup.max_model_len.is_none() => {
+            plan.ledger.kv.as_ref().filter(|kv| kv.value <= 0.0).map(|_| false)
+        }
+        answer => answer,
+    };
     if let Some(kv) = row.bytes("kv_available_gib") {
         let mut with_log = setup.clone();
         let figure = Figure::measured(kv.value, Unit::Bytes, "kv_available_gib");
@@ -50,7 +56,7 @@ fn predict(
     if engine.name() == "vllm"
         && let Some(decided) = from_printed_blocks(row, model, setup)
     {
-        return (Some(decided), "printed blocks or tokens");
+        return (decided, "printed blocks or tokens");
     }
     let tokens = row.printed("kv_tokens").filter(|tokens| tokens.value > 0.0);
     if engine.name() != "vllm" && tokens.is_some() {
@@ -63,13 +69,16 @@ fn predict(
 }
 
 /// vLLM's own comparison with the numbers that it printed: blocks, else tokens of a model with one group.
-fn from_printed_blocks(row: &Row, model: &Model, setup: &Setup) -> Option<bool> {
+/// The outer `None`: it printed neither. The inner: the row leaves the length open, and the trained one
+/// would not do.
+fn from_printed_blocks(row: &Row, model: &Model, setup: &Setup) -> Option<Option<bool>> {
     let length = setup.max_model_len.or(model.trained_context)?;
     let batched = behavior::batched_tokens(setup, Some(length));
     let layout = Layout::new(model, setup, batched).ok()?;
-    if let Some(blocks) = row.whole("num_blocks") {
-        return Some(layout.request_blocks(length) <= blocks);
-    }
-    let tokens = row.whole("kv_tokens")?;
-    (layout.group_count() == 1).then_some(tokens >= length)
+    let enough = match (row.whole("num_blocks"), row.whole("kv_tokens")) {
+        (Some(blocks), _) => layout.request_blocks(length) <= blocks,
+        (None, Some(tokens)) if layout.group_count() == 1 => tokens >= length,
+        _ => return None,
+    };
+    Some((enough || setup.max_model_len.is_some()).then_some(enough))
 }

@@ -9,9 +9,11 @@ use pool::{Kind, Layout};
 use super::memory::{self, Profile};
 use super::mend;
 use super::setup::Setup;
-use super::{Engine, GIB, Ledger, Plan, PlanError, Pool, PoolGroup, Verdict, gib, through, weights};
+use super::{
+    Engine, GIB, Ledger, Plan, PlanError, Pool, PoolGroup, Verdict, gib, through, weights,
+};
 use crate::figure::{Figure, Unit};
-use crate::model::Model;
+use crate::model::{Cache, Model};
 
 /// `--gpu-memory-utilization` where it is not given.
 const DEFAULT_UTILIZATION: f64 = 0.9;
@@ -33,8 +35,15 @@ impl Engine for Vllm {
         setup.check()?;
         let max_model_len = setup.max_model_len.or(model.trained_context);
         let batched_tokens = behavior::batched_tokens(setup, max_model_len);
-        let layout = Layout::new(model, setup, batched_tokens)?;
         let ledger = ledger(model, setup, batched_tokens, max_model_len)?;
+        let layout = match Layout::new(model, setup, batched_tokens) {
+            Ok(layout) => layout,
+            // The ledger still stands.
+            Err(error @ PlanError::Unsupported { .. }) => {
+                return Ok(self.without_pool(setup, ledger, max_model_len, error.to_string()));
+            }
+            Err(error) => return Err(error),
+        };
         let mut plan = Plan {
             engine: self.name(),
             version: setup.version.shown() + if setup.first_engine { " (V0)" } else { "" },
@@ -74,6 +83,34 @@ impl Engine for Vllm {
             changes.push(("--enforce-eager".into(), Setup { graphs: false, ..setup.clone() }));
         }
         changes
+    }
+}
+
+impl Vllm {
+    /// A plan of which only the ledger is known.
+    fn without_pool(
+        &self,
+        setup: &Setup,
+        ledger: Ledger,
+        max_model_len: Option<u64>,
+        note: String,
+    ) -> Plan {
+        let starved = ledger.kv.as_ref().is_some_and(|kv| kv.high <= 0.0);
+        Plan {
+            engine: self.name(),
+            version: setup.version.shown(),
+            ledger,
+            kv_bytes_per_token: None,
+            kv_needed: None,
+            pool: None,
+            printed_tokens: None,
+            concurrency: None,
+            max_len: None,
+            max_model_len,
+            verdict: if starved { Verdict::Refuses } else { Verdict::Unknown },
+            refusal: None,
+            notes: vec![note],
+        }
     }
 }
 
@@ -232,13 +269,25 @@ fn notes(model: &Model, setup: &Setup, layout: &Layout, batched_tokens: u64) -> 
     let mut notes = model.notes.clone();
     notes.extend(layout.notes.iter().cloned());
     if layout.padding > 0 {
-        let share = 100.0 * layout.padding as f64 / (layout.group_size * layout.group_count()) as f64;
+        let share =
+            100.0 * layout.padding as f64 / (layout.group_size * layout.group_count()) as f64;
         notes.push(format!("{} layers of padding waste {share:.1} % of the pool", layout.padding));
     }
     let heads = model.kv_heads().unwrap_or(u64::MAX);
     if setup.tp > heads {
         let copies = setup.tp / heads.max(1);
         notes.push(format!("tp {} over {heads} KV heads keeps {copies} copies", setup.tp));
+    }
+    let latent = model.layers.iter().any(|layer| matches!(layer, Cache::Latent(_)));
+    if latent && setup.tp > 1 {
+        notes.push(format!(
+            "tp does not split a latent cache: each of {} ranks keeps all of it; attention replicas \
+             (--dp with experts over all ranks) keep one part each",
+            setup.tp
+        ));
+    }
+    if setup.dp > 1 {
+        notes.push(format!("all numbers are of one of {} replicas", setup.dp));
     }
     let windows = layout.groups.iter().any(|g| matches!(g.kind, Kind::Window(_) | Kind::Chunk(_)));
     if windows {

@@ -76,6 +76,7 @@ pub struct Layout {
     batched_tokens: u64,
     states: u64,
     context_ranks: u64,
+    first_engine: bool,
 }
 
 impl Layout {
@@ -85,6 +86,18 @@ impl Layout {
     /// A model without any layer that caches.
     pub fn new(model: &Model, setup: &Setup, batched_tokens: u64) -> Result<Layout, PlanError> {
         let mut notes = Vec::new();
+        let compressed =
+            |layer: &Cache| matches!(layer, Cache::Latent(latent) if latent.compression > 1);
+        if model.layers.iter().any(compressed) {
+            return Err(PlanError::Unsupported {
+                engine: "vllm",
+                what: format!("the pool of {}, whose layers compress tokens", model.name),
+                mend:
+                    "how its groups share blocks is in no source we have; give the log's numbers \
+                       to `reef plan read`"
+                        .into(),
+            });
+        }
         let mut layers = model.layers.clone();
         layers.extend(draft_layers(model, setup));
         let heaviest = heaviest_rank(&layers, setup);
@@ -96,7 +109,8 @@ impl Layout {
                 mend: "check num_key_value_heads and the layer types of its config".into(),
             });
         }
-        let token_bytes = specs.iter().filter(|spec| spec.kind != Kind::State).map(|s| s.bytes).sum();
+        let token_bytes =
+            specs.iter().filter(|spec| spec.kind != Kind::State).map(|s| s.bytes).sum();
         let pages = unify_pages(&mut specs, setup, &mut notes);
         let counted = count(&specs);
         let counts = || counted.iter().map(|(_, layers)| *layers);
@@ -130,6 +144,7 @@ impl Layout {
             batched_tokens,
             states: behavior::states_per_sequence(setup),
             context_ranks: setup.cp,
+            first_engine: setup.first_engine,
         })
     }
 
@@ -166,6 +181,10 @@ impl Layout {
 
     /// Sequences of `length` tokens that `blocks` blocks hold.
     pub fn concurrency(&self, blocks: u64, length: u64) -> f64 {
+        if self.first_engine {
+            // It divides tokens, not blocks.
+            return (blocks * self.block_size()) as f64 / length.max(1) as f64;
+        }
         blocks as f64 / self.request_blocks(length).max(1) as f64
     }
 
@@ -245,10 +264,13 @@ fn specs(model: &Model, layers: &[Cache], setup: &Setup, notes: &mut Vec<String>
     let mut charged_full = false;
     let mut specs = Vec::with_capacity(layers.len());
     for layer in layers {
-        let token_bytes = |heads: &Heads| heads.token_bytes(setup.kv_keys, setup.kv_values, setup.tp);
+        let token_bytes =
+            |heads: &Heads| heads.token_bytes(setup.kv_keys, setup.kv_values, setup.tp);
         let (kind, bytes) = match layer {
             Cache::Full { heads } => (Kind::Full, token_bytes(heads)),
-            Cache::Sliding { heads, window } if windows => (Kind::Window(*window), token_bytes(heads)),
+            Cache::Sliding { heads, window } if windows => {
+                (Kind::Window(*window), token_bytes(heads))
+            }
             Cache::Chunked { heads, chunk } if chunks => (Kind::Chunk(*chunk), token_bytes(heads)),
             Cache::Sliding { heads, .. } | Cache::Chunked { heads, .. } => {
                 charged_full = true;
@@ -278,7 +300,8 @@ fn specs(model: &Model, layers: &[Cache], setup: &Setup, notes: &mut Vec<String>
 /// padded up to it.
 fn align_to_state(specs: &mut [Spec], model: &Model) {
     let state = specs.iter().filter(|spec| spec.kind == Kind::State).map(|spec| spec.bytes).max();
-    let attention = specs.iter().filter(|spec| spec.kind != Kind::State).map(|spec| spec.bytes).max();
+    let attention =
+        specs.iter().filter(|spec| spec.kind != Kind::State).map(|spec| spec.bytes).max();
     let (Some(state), Some(attention)) = (state, attention) else {
         return;
     };
