@@ -2,7 +2,7 @@
 //!
 //! Sub-commands and options are made from what the questions declare; a new question needs nothing here.
 
-use clap::{Arg, ArgAction, ArgMatches, Args as _, Command, FromArgMatches as _};
+use clap::{Arg, ArgAction, ArgMatches, Args as _, Command};
 use reef_plan::ask::input::{Fallback, Input};
 use reef_plan::ask::{self, AskError, Question, quantity};
 

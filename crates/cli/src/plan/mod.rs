@@ -1,7 +1,10 @@
 //! `reef plan`: what an engine would print about memory before it starts, and which flag to change.
 
+mod ask;
+mod devices;
 mod fit;
 mod score;
+mod search;
 
 /// Plan memory and concurrency before starting an engine
 #[derive(clap::Args)]
@@ -16,6 +19,12 @@ enum Question {
     Fit(fit::Args),
     /// Compare predictions with a table of real start-up logs
     Score(score::Args),
+    /// Ask one question of a capacity planner: the number, the formula, what moves it most
+    Ask(ask::Args),
+    /// Find the configurations that serve given traffic within latency targets
+    Search(search::Args),
+    /// List the devices that `--gpu` knows
+    Devices(devices::Args),
 }
 
 /// Runs `reef plan`.
@@ -23,5 +32,8 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     match args.question {
         Question::Fit(args) => fit::run(args),
         Question::Score(args) => score::run(args),
+        Question::Ask(args) => ask::run(args),
+        Question::Search(args) => search::run(args),
+        Question::Devices(args) => devices::run(args),
     }
 }
