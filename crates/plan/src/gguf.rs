@@ -64,7 +64,9 @@ fn fields(gguf: &Gguf, architecture: &str) -> Map<String, Value> {
     let mut values = Map::new();
     values.insert("model_type".into(), architecture.into());
     for (key, field) in KEYS {
-        if let Some(value) = gguf.get(&format!("{architecture}.{key}")).and_then(json) {
+        let value = gguf.get(&format!("{architecture}.{key}")).and_then(json);
+        // llama.cpp writes 0 for "not used".
+        if let Some(value) = value.filter(|value| *value != Value::from(0)) {
             values.insert(field.into(), value);
         }
     }
@@ -81,6 +83,11 @@ fn fields(gguf: &Gguf, architecture: &str) -> Map<String, Value> {
             values.insert("sliding_window_pattern".into(), period);
         }
         None => {}
+    }
+    // Query heads per layer: 0 in recurrent ones, alike in the others.
+    if let Some(Value::Array(heads)) = values.get("num_attention_heads") {
+        let most = heads.iter().filter_map(Value::as_u64).max().unwrap_or(0);
+        values.insert("num_attention_heads".into(), most.into());
     }
     adapt_latent(gguf, architecture, &mut values);
     adapt_recurrent(gguf, architecture, &mut values);
@@ -115,11 +122,11 @@ fn adapt_latent(gguf: &Gguf, architecture: &str, values: &mut Map<String, Value>
 
 /// `ssm.inner_size` over the heads is a value head's width; Mamba-2 families name their heads so too.
 fn adapt_recurrent(gguf: &Gguf, architecture: &str, values: &mut Map<String, Value>) {
-    let number = |key: &str| gguf.u64(&format!("{architecture}.ssm.{key}")).ok();
+    let number = |key: &str| gguf.u64(&format!("{architecture}.ssm.{key}")).ok().filter(|n| *n > 0);
     let (Some(inner), Some(heads)) = (number("inner_size"), number("time_step_rank")) else {
         return;
     };
-    let head_dim = inner / heads.max(1);
+    let head_dim = inner / heads;
     if values.contains_key("full_attention_interval") {
         values.insert("linear_value_head_dim".into(), head_dim.into());
         return;
@@ -136,12 +143,17 @@ fn adapt_recurrent(gguf: &Gguf, architecture: &str, values: &mut Map<String, Val
         }
     }
     values.insert("mamba_head_dim".into(), head_dim.into());
-    // Layers without KV heads are the recurrent ones.
-    if let Some(Value::Array(heads)) = values.get("num_key_value_heads") {
-        let kind = |heads: &Value| if heads.as_u64() == Some(0) { "mamba" } else { "attention" };
-        let kinds: Vec<&str> = heads.iter().map(kind).collect();
-        values.insert("layer_types".into(), kinds.into());
-    }
+    let layers = values.get("num_hidden_layers").and_then(Value::as_u64).unwrap_or(0);
+    let flags = gguf.get(&format!("{architecture}.attention.recurrent_layers")).and_then(json);
+    let recurrent: Vec<bool> = match (values.get("num_key_value_heads"), flags) {
+        // Layers without KV heads are the recurrent ones.
+        (Some(Value::Array(heads)), _) => heads.iter().map(|h| h.as_u64() == Some(0)).collect(),
+        (_, Some(Value::Array(flags))) => flags.iter().map(|f| f.as_u64() == Some(1)).collect(),
+        _ => vec![architecture.starts_with("mamba"); layers.min(LIMIT_LIST as u64) as usize],
+    };
+    let kind = |recurrent: &bool| if *recurrent { "mamba" } else { "attention" };
+    let kinds: Vec<&str> = recurrent.iter().map(kind).collect();
+    values.insert("layer_types".into(), kinds.into());
 }
 
 fn json(value: GgufValue<'_>) -> Option<Value> {

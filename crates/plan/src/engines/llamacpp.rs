@@ -64,14 +64,14 @@ impl Buffers {
             };
             part.cells = cells;
             part.layers += 1;
-            part.bytes += cells * bytes;
+            part.bytes = part.bytes.saturating_add(cells.saturating_mul(bytes));
         }
         buffers
     }
 
     /// Bytes of all buffers.
     pub fn bytes(&self) -> u64 {
-        self.full.bytes + self.window.bytes + self.state.bytes
+        self.full.bytes.saturating_add(self.window.bytes).saturating_add(self.state.bytes)
     }
 }
 

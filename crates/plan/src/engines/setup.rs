@@ -10,6 +10,10 @@ use crate::figure::Figure;
 
 /// Largest length, batch or count taken from flags.
 const LIMIT: u64 = 1 << 32;
+/// Most tokens of a block.
+const LIMIT_BLOCK: u64 = 1 << 16;
+/// Most tokens drafted a step.
+const LIMIT_DRAFT: u64 = 1 << 10;
 /// Most ranks of any kind of parallelism.
 const LIMIT_RANKS: u64 = 1 << 12;
 
@@ -175,11 +179,24 @@ impl Setup {
             ("--max-model-len", self.max_model_len),
             ("--max-num-batched-tokens", self.max_num_batched_tokens),
             ("--max-num-seqs", self.max_num_seqs),
-            ("--block-size", self.block_size),
         ];
+        if let Some(block) = self.block_size.filter(|block| !(1..=LIMIT_BLOCK).contains(block)) {
+            let why = format!("{block} is not between 1 and {LIMIT_BLOCK}");
+            return Err(PlanError::Flag { flag: "--block-size", why });
+        }
         for (flag, value) in counts {
             if let Some(value) = value.filter(|value| !(1..=LIMIT).contains(value)) {
                 let why = format!("{value} is not between 1 and {LIMIT}");
+                return Err(PlanError::Flag { flag, why });
+            }
+        }
+        if self.draft_tokens() > LIMIT_DRAFT {
+            let why = format!("{} is more than {LIMIT_DRAFT}", self.draft_tokens());
+            return Err(PlanError::Flag { flag: "--draft-tokens", why });
+        }
+        for (flag, value) in [("--ubatch-size", self.micro_batch), ("--parallel", self.sequences)] {
+            if !(1..=1 << 20).contains(&value) {
+                let why = format!("{value} is not between 1 and {}", 1 << 20);
                 return Err(PlanError::Flag { flag, why });
             }
         }

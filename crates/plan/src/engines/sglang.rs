@@ -66,7 +66,7 @@ impl Engine for Sglang {
             .map(|layer| layer.token_bytes(setup.kv_keys, setup.tp))
             .sum();
         let per_token = (keys + values + draft).max(1);
-        let fixed = state_bytes(model, setup) * states(setup);
+        let fixed = state_bytes(model, setup).saturating_mul(states(setup));
         let ledger = ledger(model, setup, fixed)?;
         let formula = format!("keys {keys} + values {values} + draft {draft}");
         let mut plan = Plan {
@@ -141,7 +141,7 @@ fn ledger(model: &Model, setup: &Setup, fixed: u64) -> Result<Ledger, PlanError>
 }
 
 fn fill(plan: &mut Plan, kv: &Figure, per_token: u64, page: u64, model: &Model) {
-    let pages = |bytes: f64| (bytes.max(0.0) / (per_token * page) as f64).floor();
+    let pages = |bytes: f64| (bytes.max(0.0) / per_token as f64 * page as f64).floor();
     let formula = format!("{} GiB / {per_token} bytes of a token", gib(kv.value));
     let tokens = through(kv, Unit::Tokens, |bytes| pages(bytes) * page as f64, formula);
     let formula = format!("{} GiB / {} bytes of a page", gib(kv.value), per_token * page);
@@ -150,7 +150,7 @@ fn fill(plan: &mut Plan, kv: &Figure, per_token: u64, page: u64, model: &Model) 
         let count = |bytes: f64| pages(bytes) * page as f64 / length as f64;
         let formula = format!("{} tokens / {length}", tokens.value);
         plan.concurrency = Some(through(kv, Unit::Sequences, count, formula));
-        let needed = (length * per_token) as f64;
+        let needed = length as f64 * per_token as f64;
         let formula = format!("{length} tokens * {per_token} bytes");
         plan.kv_needed = Some(Figure::derived(needed, Unit::Bytes, formula));
         if tokens.value < length as f64 {
@@ -168,7 +168,8 @@ fn fill(plan: &mut Plan, kv: &Figure, per_token: u64, page: u64, model: &Model) 
     }
     let layers = model.layers.len() as u64;
     let group = PoolGroup { kind: "full".into(), layers, groups: 1, block_size: page };
-    let block_bytes = Figure::derived((per_token * page) as f64, Unit::Bytes, "bytes of a page");
+    let block_bytes =
+        Figure::derived(per_token as f64 * page as f64, Unit::Bytes, "bytes of a page");
     plan.max_len = Some(tokens.clone());
     plan.printed_tokens = Some(tokens);
     plan.pool = Some(Pool { groups: vec![group], block_bytes, blocks, block_size: page });

@@ -133,7 +133,7 @@ fn fill(plan: &mut Plan, kv: &Figure, per_token: u64, block: u64, model: &Model)
         let formula = format!("{} blocks / {request} per request of {length}", blocks.value);
         plan.concurrency = Some(through(kv, Unit::Sequences, count, formula));
         let formula = format!("{request} blocks of {block_bytes} bytes");
-        let needed = (request * block_bytes) as f64;
+        let needed = request as f64 * block_bytes as f64;
         plan.kv_needed = Some(Figure::derived(needed, Unit::Bytes, formula));
         if tokens.value < length as f64 {
             plan.notes.push(format!(

@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::window::Slot;
-use super::{LIMIT_DIM, entry};
+use super::{LIMIT_DIM, LIMIT_HEAD_DIM, LIMIT_HEADS, entry};
 use crate::config::{ConfigError, Fields};
 use crate::model::{Cache, Heads};
 
@@ -39,14 +39,14 @@ fn heads(fields: &Fields, slot: Slot, index: usize) -> Result<Heads, ConfigError
         _ => [""; 3],
     };
     let head_dim = head_dim(fields)?;
-    let key_dim = fields.number(&[special[1]], LIMIT_DIM)?.unwrap_or(head_dim);
-    let value_dim = match fields.number(&[special[2]], LIMIT_DIM)? {
+    let key_dim = fields.number(&[special[1]], LIMIT_HEAD_DIM)?.unwrap_or(head_dim);
+    let value_dim = match fields.number(&[special[2]], LIMIT_HEAD_DIM)? {
         Some(value_dim) => value_dim,
         // A head's own width for global layers also widens its values.
         None if key_dim != head_dim => key_dim,
-        None => fields.number(&["v_head_dim"], LIMIT_DIM)?.unwrap_or(head_dim),
+        None => fields.number(&["v_head_dim"], LIMIT_HEAD_DIM)?.unwrap_or(head_dim),
     };
-    let kv = match fields.number(&[special[0]], LIMIT_DIM)? {
+    let kv = match fields.number(&[special[0]], LIMIT_HEADS)? {
         Some(kv) => kv,
         None => kv_heads(fields, index)?,
     };
@@ -55,15 +55,15 @@ fn heads(fields: &Fields, slot: Slot, index: usize) -> Result<Heads, ConfigError
 
 /// Channels of a head: its own field, else hidden size / query heads.
 pub fn head_dim(fields: &Fields) -> Result<u64, ConfigError> {
-    if let Some(dim) = fields.number(&HEAD_DIM, LIMIT_DIM)? {
+    if let Some(dim) = fields.number(&HEAD_DIM, LIMIT_HEAD_DIM)? {
         return Ok(dim);
     }
     if fields.has(HIDDEN[0]) || HIDDEN.iter().any(|name| fields.has(name)) {
         let hidden = fields.required(&HIDDEN, LIMIT_DIM)?;
-        let heads = fields.required(&QUERY_HEADS, LIMIT_DIM)?;
+        let heads = fields.required(&QUERY_HEADS, LIMIT_HEADS)?;
         return Ok(hidden / heads.max(1));
     }
-    fields.required(&HEAD_DIM, LIMIT_DIM)
+    fields.required(&HEAD_DIM, LIMIT_HEAD_DIM)
 }
 
 fn kv_heads(fields: &Fields, index: usize) -> Result<u64, ConfigError> {
@@ -72,17 +72,20 @@ fn kv_heads(fields: &Fields, index: usize) -> Result<u64, ConfigError> {
     }
     let Some(name) = KV_HEADS.iter().find(|name| fields.has(name)) else {
         // Without a KV head count every query head has its own (multi-head attention).
-        return match fields.number(&QUERY_HEADS, LIMIT_DIM)? {
+        return match fields.number(&QUERY_HEADS, LIMIT_HEADS)? {
             Some(heads) => Ok(heads),
-            None => fields.required(&KV_HEADS, LIMIT_DIM),
+            None => fields.required(&KV_HEADS, LIMIT_HEADS),
         };
     };
     match fields.list(name) {
         Some(list) => match list.get(index) {
-            Some(value) => entry(fields, name, value),
+            Some(value) => match entry(fields, name, value)? {
+                heads if heads <= LIMIT_HEADS => Ok(heads),
+                _ => Err(fields.wrong(name, &format!("at most {LIMIT_HEADS} heads a layer"))),
+            },
             None => Err(fields.wrong(name, "one entry a layer")),
         },
-        None => fields.required(&[name], LIMIT_DIM),
+        None => fields.required(&[name], LIMIT_HEADS),
     }
 }
 
@@ -96,6 +99,6 @@ fn nas_heads(fields: &Fields, block: Option<&Value>) -> Result<u64, ConfigError>
         return Ok(0);
     }
     let group = attention.get("n_heads_in_group").and_then(Value::as_u64).filter(|g| *g > 0);
-    let heads = fields.required(&QUERY_HEADS, LIMIT_DIM)?;
+    let heads = fields.required(&QUERY_HEADS, LIMIT_HEADS)?;
     group.map(|group| heads / group).ok_or_else(wrong)
 }

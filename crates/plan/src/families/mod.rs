@@ -18,6 +18,10 @@ use window::Slot;
 pub const LIMIT_LAYERS: u64 = 1 << 10;
 /// Widest dimension of a matrix (products of all limits stay below 2^63).
 pub const LIMIT_DIM: u64 = 1 << 18;
+/// Most heads of a layer.
+pub const LIMIT_HEADS: u64 = 1 << 12;
+/// Most channels of a head or a latent.
+pub const LIMIT_HEAD_DIM: u64 = 1 << 14;
 /// Most tokens of a context or window.
 pub const LIMIT_TOKENS: u64 = 1 << 32;
 

@@ -87,29 +87,22 @@ fn lettered(fields: &Fields, pattern: &str) -> Result<PerLayer, ConfigError> {
 /// A number per layer: MiniMax `attn_type_list` (1 softmax, 0 lightning), MiMo `hybrid_layer_pattern`
 /// (1 window), Llama 4 `no_rope_layers` (1 = rope, so chunked), Jamba/Bamba `attn_layer_indices`.
 fn flagged(fields: &Fields) -> Result<Option<PerLayer>, ConfigError> {
-    let sources: [(&str, Slot, Slot); 3] = [
-        ("attn_type_list", Slot::Full, Slot::Recurrent),
-        ("hybrid_layer_pattern", window(fields).unwrap_or(Slot::Full), Slot::Full),
-        ("no_rope_layers", chunk(fields).unwrap_or(Slot::Full), Slot::Full),
-    ];
-    let source = sources.into_iter().find_map(|(field, one, zero)| {
-        let list = fields.list(field).filter(|list| !list.is_empty())?;
-        Some((field, one, zero, list))
-    });
-    let has_chunks = fields.has("attention_chunk_size");
-    // Looked up above for sources that may not apply: what they miss is no concern here.
-    let _ = fields.complete();
-    let Some((field, one, zero, list)) = source else {
+    let has = |field: &str| fields.list(field).is_some_and(|list| !list.is_empty());
+    let (field, one, zero) = if has("attn_type_list") {
+        ("attn_type_list", Slot::Full, Slot::Recurrent)
+    } else if has("hybrid_layer_pattern") {
+        ("hybrid_layer_pattern", window(fields)?, Slot::Full)
+    } else if has("no_rope_layers") && fields.has("attention_chunk_size") {
+        ("no_rope_layers", chunk(fields)?, Slot::Full)
+    } else {
         return Ok(None);
     };
-    if field == "no_rope_layers" && !has_chunks {
-        return Ok(None);
-    }
     let slot = |value: &Value| match entry(fields, field, value)? {
         0 => Ok(zero),
         _ => Ok(one),
     };
-    Ok(Some((field, list.iter().map(slot).collect::<Result<Vec<_>, ConfigError>>()?)))
+    let list = fields.list(field).into_iter().flatten();
+    Ok(Some((field, list.map(slot).collect::<Result<_, ConfigError>>()?)))
 }
 
 /// Every n-th layer full where a period says so, else windows or full attention throughout.

@@ -113,8 +113,8 @@ fn vllm(row: &Row, model: &Model, setup: &Setup) -> Result<Vec<Check>, PlanError
     }
     checks.extend(available_memory(row));
     if let (Some(needed), Some(length)) = (row.printed("kv_needed_gib"), setup.max_model_len) {
-        let bytes = layout.request_blocks(length) * layout.block_bytes;
-        checks.push(Check::plain("kv_needed_gib", "max_model_len", bytes as f64 / GIB, needed));
+        let bytes = layout.request_blocks(length) as f64 * layout.block_bytes as f64;
+        checks.push(Check::plain("kv_needed_gib", "max_model_len", bytes / GIB, needed));
     }
     if let Some(blocks) = known_blocks(row, &layout, setup, length) {
         checks.extend(concurrency(row, &layout, setup, &blocks));
@@ -300,7 +300,7 @@ fn sglang(row: &Row, model: &Model, setup: &Setup) -> Vec<Check> {
 /// Tokens that a pool of the reported size holds, in blocks of `block` tokens unless the row says.
 fn tokens_from_memory(row: &Row, token_bytes: u64, block: u64) -> Vec<Check> {
     let block = row.whole("block_size").filter(|block| *block > 0).unwrap_or(block);
-    let block_bytes = (token_bytes * block).max(1) as f64;
+    let block_bytes = (token_bytes as f64 * block as f64).max(1.0);
     let (Some(kv), Some(reported)) = (row.bytes("kv_available_gib"), row.printed("kv_tokens"))
     else {
         return Vec::new();
@@ -308,7 +308,7 @@ fn tokens_from_memory(row: &Row, token_bytes: u64, block: u64) -> Vec<Check> {
     let blocks_in = |bytes: f64| (bytes.max(0.0) / block_bytes).floor() as u64;
     let range = blocks_in(kv.low())..=blocks_in(kv.high());
     let blocks = Blocks { printed: blocks_in(kv.value), range, given: "kv_available_gib" };
-    vec![blocks.check("kv_tokens", reported, |blocks| (blocks * block) as f64)]
+    vec![blocks.check("kv_tokens", reported, |blocks| blocks as f64 * block as f64)]
 }
 
 /// Buffers in MiB: the whole (`KV self size`), or the parts, or keys alone.

@@ -233,6 +233,7 @@ fn fill_row(row: &Row, models: &mut Models<'_>, score: &mut RowScore) -> Result<
     };
     let model = models.get(row.text("config_file"))?;
     let setup = row.setup(&model);
+    setup.check().map_err(|error| error.to_string())?;
     score.starts = start::start(row, engine, &model, &setup);
     score.end_to_end = end_to_end::compare(row, engine, &model, &setup);
     score.checks = check::checks(row, &model, &setup).map_err(|error| error.to_string())?;

@@ -167,7 +167,7 @@ fn token_bytes(layout: &Layout) -> Figure {
 
 fn needed(layout: &Layout, length: u64) -> Figure {
     let blocks = layout.request_blocks(length);
-    let bytes = (blocks * layout.block_bytes) as f64;
+    let bytes = blocks as f64 * layout.block_bytes as f64;
     let formula = format!("{blocks} blocks of {} bytes for {length} tokens", layout.block_bytes);
     Figure::derived(bytes, Unit::Bytes, formula)
 }
@@ -253,7 +253,7 @@ fn refusal(plan: &Plan, layout: &Layout, setup: &Setup, kv_bytes: f64) -> String
             layout.tokens_of_one_group(blocks)
         );
     }
-    let needed = (layout.request_blocks(length) * layout.block_bytes) as f64;
+    let needed = layout.request_blocks(length) as f64 * layout.block_bytes as f64;
     format!(
         "To serve at least one request with the models's max seq len ({length}), ({} GiB KV cache is \
          needed, which is larger than the available KV cache memory ({} GiB). Based on the available \

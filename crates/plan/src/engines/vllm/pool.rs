@@ -150,7 +150,9 @@ impl Layout {
 
     /// Blocks in `bytes` of memory.
     pub fn blocks(&self, bytes: f64) -> u64 {
-        if bytes <= 0.0 { 0 } else { (bytes / self.block_bytes as f64).floor() as u64 }
+        // More blocks than any device has, few enough that no product overflows.
+        let limit = (1_u64 << 40) as f64;
+        (bytes / self.block_bytes.max(1) as f64).floor().clamp(0.0, limit) as u64
     }
 
     /// Groups in all.
@@ -183,7 +185,7 @@ impl Layout {
     pub fn concurrency(&self, blocks: u64, length: u64) -> f64 {
         if self.first_engine {
             // It divides tokens, not blocks.
-            return (blocks * self.block_size()) as f64 / length.max(1) as f64;
+            return blocks as f64 * self.block_size() as f64 / length.max(1) as f64;
         }
         blocks as f64 / self.request_blocks(length).max(1) as f64
     }
@@ -191,7 +193,8 @@ impl Layout {
     /// Tokens of "GPU KV cache size" before it followed from the concurrency:
     /// `num_blocks // n_groups * min_block`.
     pub fn tokens_of_one_group(&self, blocks: u64) -> u64 {
-        blocks / self.group_count().max(1) * self.block_size() * self.context_ranks
+        let blocks = blocks / self.group_count().max(1);
+        blocks.saturating_mul(self.block_size()).saturating_mul(self.context_ranks)
     }
 
     /// Tokens of "GPU KV cache size" since: `int(concurrency * max_model_len)`.
