@@ -69,13 +69,14 @@ fn command_of(question: &dyn Question) -> Command {
         .value_name("FIELD=VALUE")
         .action(ArgAction::Append)
         .help("Supply or overrule a field of the model's config");
-    let command = Command::new(about.name)
+    let command = Common::augment_args(Command::new(about.name));
+    // After the common options: they bring words of their own.
+    command
         .about(format!("{} [{}]", about.asks, about.covers.join(" ")))
         .visible_aliases(about.aliases)
         .args(question.inputs().iter().map(option_of))
         .arg(set)
-        .after_help(after);
-    Common::augment_args(command)
+        .after_help(after)
 }
 
 /// The option of an input.

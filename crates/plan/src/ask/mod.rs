@@ -18,12 +18,13 @@ mod questions;
 pub mod report;
 pub mod sensitivity;
 pub(crate) mod standard;
+mod start;
 pub mod worksheet;
 
 use input::{Facts, Fallback, Input, Origin, Resolved, Table, Value};
 use sensitivity::Sensitivity;
 use worksheet::{Comparison, Step, Worksheet};
-pub(crate) use worksheet::{inputs, step};
+pub(crate) use worksheet::{fact, inputs, step};
 
 /// What a question is, in words.
 #[derive(Clone, Copy, Debug)]
@@ -32,7 +33,7 @@ pub struct About {
     pub name: &'static str,
     /// Other words for it.
     pub aliases: &'static [&'static str],
-    /// The questions of the scope document that it answers: `E8`.
+    /// The planning questions (E1 to E37 of docs/plan.md) that it answers: `E8`.
     pub covers: &'static [&'static str],
     /// The question, as one would ask it.
     pub asks: &'static str,
@@ -182,7 +183,7 @@ pub struct Answer {
     pub sensitivity: Vec<Sensitivity>,
 }
 
-/// Every question, in the order of the scope document.
+/// Every question, in the order of docs/plan.md.
 pub fn questions() -> &'static [&'static dyn Question] {
     questions::ALL
 }

@@ -24,6 +24,14 @@ impl Answer {
         lines.push("Work".into());
         for step in &self.steps {
             let value = display(step.figure.value, step.figure.unit);
+            let is_fact = step.formula == step.figure.explanation();
+            if is_fact {
+                lines.push(format!(
+                    "  {} = {value}    ({}: {})",
+                    step.name, step.meaning, step.formula
+                ));
+                continue;
+            }
             lines.push(format!("  {} = {}    ({})", step.name, step.formula, step.meaning));
             lines.push(format!("    = {} = {value}", step.figure.explanation()));
         }
@@ -34,9 +42,13 @@ impl Answer {
         lines.push("What moves it most".into());
         lines.extend(self.moving_lines());
         lines.push(String::new());
-        lines.push(format!("What to do: {}", self.advice));
-        lines.push(format!("Why: {}", self.about.explanation));
-        lines.push(format!("Source: {}", self.about.source));
+        for (head, words) in [
+            ("What to do", self.advice.as_str()),
+            ("Why", self.about.explanation),
+            ("Source", self.about.source),
+        ] {
+            lines.extend(wrapped(&format!("{head}: {words}")));
+        }
         lines.join("\n")
     }
 
@@ -114,6 +126,8 @@ fn input_json(input: &Resolved) -> Json {
     json["meaning"] = json!(input.meaning);
     if let Value::Word(word) = &input.value {
         json["value"] = json!(word);
+        let is_given = input.origin == Origin::Given;
+        json["provenance"] = json!(if is_given { "measured" } else { "assumed" });
     }
     json
 }
@@ -135,6 +149,23 @@ fn comparison_lines(comparison: &Comparison) -> Vec<String> {
     let mut rows = vec![comparison.columns.clone()];
     rows.extend(comparison.rows.iter().cloned());
     columns(rows)
+}
+
+/// Text in lines of at most 100 characters, the later ones indented.
+fn wrapped(text: &str) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    for word in text.split_whitespace() {
+        let last = lines.len() - 1;
+        if lines[last].chars().count() + word.chars().count() >= 100 {
+            lines.push(format!("  {word}"));
+            continue;
+        }
+        if !lines[last].is_empty() {
+            lines[last].push(' ');
+        }
+        lines[last].push_str(word);
+    }
+    lines
 }
 
 /// Rows with their cells under one another, two blanks before and between.

@@ -1,7 +1,7 @@
 //! Inputs that many questions share: the model, the device, and what follows from them.
 
-use crate::ask::AskError;
 use crate::ask::input::{Facts, Fallback, Input, Table};
+use crate::ask::{AskError, start};
 use crate::device::{Arithmetic, Device};
 use crate::dtype::KvDtype;
 use crate::engines::weights::WeightFormat;
@@ -10,6 +10,8 @@ use crate::model::Parameters;
 
 const KV_DTYPES: [&str; 9] =
     ["bf16", "f16", "fp8", "int8", "nvfp4", "q8_0", "q4_0", "fp8_ds_mla", "f32"];
+/// What engines take beside weights and KV where their plan does not say: 1 to 5 GiB in start-up logs.
+const OVERHEAD_BYTES: f64 = 3.0 * 1024.0 * 1024.0 * 1024.0;
 /// Weight formats that questions offer; `reef plan fit` knows the same by the same names.
 const WEIGHT_NAMES: [&str; 10] =
     ["bf16", "fp8", "int8", "int4", "awq", "gptq", "nvfp4", "mxfp4", "q8_0", "q4_k"];
@@ -150,10 +152,13 @@ pub fn pool() -> Input {
     Input::worked("pool", Unit::Bytes, origin, work, "KV memory of one rank")
 }
 
-/// `--overhead`: what an engine takes beside weights and KV on one device.
+/// `--overhead`: what an engine takes beside weights and KV on one device. Needs memory and utilization
+/// before it.
 pub fn overhead() -> Input {
+    let work = |facts: &Facts| Ok(start::overhead_bytes(facts).unwrap_or(OVERHEAD_BYTES));
+    let origin = "as `reef plan fit` estimates it for vLLM";
     let meaning = "activation peak, non-torch memory and graphs of a device";
-    Input::number("overhead", Unit::Bytes, 3.0 * 1024.0 * 1024.0 * 1024.0, meaning)
+    Input::worked("overhead", Unit::Bytes, origin, work, meaning)
 }
 
 /// The KV format of a name.

@@ -75,7 +75,7 @@ fn moving_two_inputs_changes_every_answer_as_worked_out_by_hand() {
 }
 
 #[test]
-fn every_question_of_the_scope_has_exactly_one_home() {
+fn each_of_the_37_questions_has_exactly_one_home() {
     let covered: Vec<&str> =
         questions().iter().flat_map(|q| q.about().covers.iter().copied()).collect();
     for number in 1..=37 {
@@ -125,7 +125,7 @@ fn published_numbers_come_out_beside_those_of_the_examples() {
         let found = step_of(&answer_of(name, pairs), step);
         assert!(is_near(found, wanted, tolerance), "{name} {step}: {found} != {wanted}");
     };
-    // research/algorithms.md section 5, rows 3, 4, 8, 9, 11, 12 and 14.
+    // Economics, rows 3, 4, 8, 9, 11, 12 and 14 (the numbers that `cited` figures quote).
     near("block-size", &[("block-size", "32")], "worst_share", 0.030, 0.01);
     near("block-size", &[("block-size", "128"), ("length", "200")], "worst_share", 0.39, 0.01);
     near("little", &[("arrivals", "10")], "running", 30.0, 0.01);
@@ -140,7 +140,7 @@ fn published_numbers_come_out_beside_those_of_the_examples() {
     near("disaggregate", &eight, "needed", 9.3e9, 0.01);
     near("tiers", &[], "budget", 14.0e15, 0.002);
     near("fp8-range", &[("format", "e5m2")], "smallest_normal", 6.10e-5, 0.001);
-    // planner/README.md: the logged block and padding of Qwen3.5-0.8B.
+    // The logged block and padding of Qwen3.5-0.8B.
     near("recurrent", &[], "padding", 0.0264, 0.005);
     // vLLM PR 11051 and others: 51 capture sizes up to 512.
     near("graphs", &[("policy", "vllm")], "sizes", 51.0, 0.0);

@@ -56,7 +56,8 @@ impl<'a> Worksheet<'a> {
         Worksheet { model, device, inputs, steps: Vec::new(), comparisons: Vec::new() }
     }
 
-    fn facts(&self) -> Facts<'_> {
+    /// What defaults were worked out from.
+    pub fn facts(&self) -> Facts<'_> {
         Facts { model: self.model, device: self.device, resolved: &self.inputs }
     }
 
@@ -93,6 +94,20 @@ impl<'a> Worksheet<'a> {
         let with_numbers = self.put_in(&formula);
         let figure = Figure::derived(value, unit, with_numbers);
         self.steps.push(Step { name, meaning, formula, figure });
+        value
+    }
+
+    /// Writes down a number that is read, not computed here; use [`fact!`](crate::ask::fact).
+    pub fn fact(
+        &mut self,
+        name: &'static str,
+        unit: Unit,
+        value: f64,
+        origin: &str,
+        meaning: &'static str,
+    ) -> f64 {
+        let figure = Figure::derived(value, unit, origin);
+        self.steps.push(Step { name, meaning, formula: origin.to_string(), figure });
         value
     }
 
@@ -190,6 +205,17 @@ macro_rules! step {
 }
 pub(crate) use step;
 
+/// `fact!(sheet, name: Unit = value, "origin", "meaning")` writes down a number that comes from a table or a
+/// procedure, says from where, and binds it to `name`.
+macro_rules! fact {
+    ($sheet:ident, $name:ident: $unit:ident = $value:expr, $origin:expr, $meaning:expr) => {
+        #[allow(unused_variables)] // a fact may be there to be shown only
+        let $name =
+            $sheet.fact(stringify!($name), $crate::figure::Unit::$unit, $value, $origin, $meaning);
+    };
+}
+pub(crate) use fact;
+
 /// `inputs!(sheet; a, b)` binds the numbers of the inputs `a` and `b` to their names.
 macro_rules! inputs {
     ($sheet:ident; $($name:ident),+) => {
@@ -197,6 +223,11 @@ macro_rules! inputs {
     };
 }
 pub(crate) use inputs;
+
+/// Rounds to the nearest whole number, for formulas.
+pub(crate) fn round(value: f64) -> f64 {
+    value.round()
+}
 
 /// Rounds up, for formulas.
 pub(crate) fn ceil(value: f64) -> f64 {

@@ -4,17 +4,18 @@ use serde::Serialize;
 
 use crate::ask::AskError;
 use crate::ask::standard;
+use crate::dtype::KvDtype;
+use crate::engines::Engine as _;
+use crate::engines::setup::Setup;
+use crate::engines::vllm::Vllm;
+use crate::engines::weights::WeightFormat;
+use crate::figure::{Figure, Unit};
 use crate::search::load::{Bound, Operating, Replica};
 use crate::search::step_time::{Limit, StepModel};
 use crate::search::{Fleet, Search};
 
-const GIB: f64 = 1_073_741_824.0;
-/// Activation peak and graphs of a rank, in bytes: assumed, logs of planner/cases.csv say 1 to 3 GiB.
-const ACTIVATIONS_BYTES: f64 = 2.0 * GIB;
-/// Memory outside the allocator: 1.79 GiB alone and 3.58 under TP on H100 (vLLM PR 10511).
-const NON_TORCH_BYTES: [f64; 2] = [1.79 * GIB, 3.58 * GIB];
-/// Two numbers closer than this share count as equal.
-const SAME: f64 = 1e-3;
+/// Two numbers closer than this share count as equal: the model is no more exact than that.
+const SAME: f64 = 0.02;
 
 /// A configuration worked out.
 #[derive(Clone, Debug, Serialize)]
@@ -131,32 +132,53 @@ impl Candidate<'_> {
         if model.heads.unwrap_or(0) % self.tp != 0 {
             return all(Rejection::HeadsDoNotDivide);
         }
-        let pool = self.pool(weights.bytes(&model.parameters()?));
-        if pool <= 0.0 {
-            return all(Rejection::WeightsDoNotFit);
-        }
-        if model.kv_bytes(traffic.longest, dtype, self.tp) as f64 > pool {
-            return all(Rejection::LongestRequestDoesNotFit);
-        }
-        let by_memory =
-            pool / model.kv_bytes(traffic.held_mean as u64, dtype, self.tp).max(1) as f64;
         let (bytes, per) = dtype.ratio();
         let bits = (8.0 * standard::linear_width(weights), 8.0 * bytes as f64 / per as f64);
-        let replica = |ceiling: &u64| Replica {
-            step: &step,
-            traffic,
-            hit_ratio: self.search.hit_ratio,
-            by_memory,
-            max_num_seqs: *ceiling as f64,
+        let longest = model.kv_bytes(traffic.longest, dtype, self.tp) as f64;
+        let held = model.kv_bytes(traffic.held_mean as u64, dtype, self.tp).max(1) as f64;
+        let outcome = |ceiling: &u64| -> Result<Result<Worked, Rejection>, AskError> {
+            let pool = self.pool(weights, dtype, *ceiling)?;
+            if pool <= 0.0 {
+                return Ok(Err(Rejection::WeightsDoNotFit));
+            }
+            if longest > pool {
+                return Ok(Err(Rejection::LongestRequestDoesNotFit));
+            }
+            let replica = Replica {
+                step: &step,
+                traffic,
+                hit_ratio: self.search.hit_ratio,
+                by_memory: pool / held,
+                max_num_seqs: *ceiling as f64,
+            };
+            Ok(self.serve(&replica, pool, bits))
         };
-        Ok(max_num_seqs.iter().map(|ceiling| self.serve(&replica(ceiling), pool, bits)).collect())
+        max_num_seqs.iter().map(outcome).collect()
     }
 
-    /// KV memory of a rank.
-    fn pool(&self, weight_bytes: f64) -> f64 {
-        let budget = self.fleet.device.memory_bytes * self.search.utilization;
-        let non_torch = NON_TORCH_BYTES[usize::from(self.tp > 1)];
-        budget - weight_bytes / self.tp as f64 - ACTIVATIONS_BYTES - non_torch
+    /// KV memory of a rank in bytes, as `reef plan fit` estimates it for vLLM.
+    fn pool(&self, weights: WeightFormat, kv: KvDtype, max_num_seqs: u64) -> Result<f64, AskError> {
+        let device = self.fleet.device;
+        let memory = Figure::measured(device.memory_bytes, Unit::Bytes, device.source);
+        let setup = Setup {
+            device: device.name.to_string(),
+            architecture: device.architecture.to_string(),
+            total: Some(memory),
+            tp: self.tp,
+            weights,
+            kv_keys: kv,
+            kv_values: kv,
+            utilization: Some(self.search.utilization),
+            max_num_seqs: Some(max_num_seqs),
+            max_model_len: Some(self.search.traffic.longest),
+            ..Setup::default()
+        };
+        let plan = Vllm.plan(self.search.model, &setup).map_err(|error| {
+            AskError::NoAnswer(format!("vLLM's memory for this model cannot be estimated: {error}"))
+        })?;
+        let unknown =
+            || AskError::NoAnswer("vLLM's memory for this model cannot be estimated".into());
+        plan.ledger.kv.map(|kv| kv.value).ok_or_else(unknown)
     }
 
     /// The replicas that sustain the rate asked for, as few as can; or all there are, at their best.
@@ -203,7 +225,7 @@ impl Candidate<'_> {
 }
 
 impl Worked {
-    /// Whether it is at least as good in everything (equal within a thousandth): cost, rate, TPOT, TTFT,
+    /// Whether it is at least as good in everything (equal within a fiftieth): cost, rate, TPOT, TTFT,
     /// bits of weights and KV.
     pub fn beats(&self, other: &Worked) -> bool {
         let at_most = |a: f64, b: f64| a <= b * (1.0 + SAME);

@@ -66,7 +66,8 @@ fn a_rate_is_served_by_as_few_replicas_as_can() {
     request.kv_cache_dtypes = vec!["bf16".into()];
     request.max_num_seqs = vec![64];
     // All 64 replicas at their best; as many of them as the rate needs must do.
-    let alone = |found: Found| found.pareto.into_iter().find(|a| a.tp == 1).expect("tp 1 serves it");
+    let alone =
+        |found: Found| found.pareto.into_iter().find(|a| a.tp == 1).expect("tp 1 serves it");
     let best = alone(search(&request).unwrap());
     assert_eq!(best.dp, 64);
     for rate in [2.0, 20.0, 100.0] {

@@ -16,7 +16,7 @@ impl Question for BlockSize {
                 B - 1. A prefix is shared by whole blocks, so as many tokens of a match are lost. Against \
                 that stand table entries and tiles per token, which fall with B. Quantisation tiles of 128 \
                 tokens should be several blocks, not a block. Hybrid models raise B by themselves (recurrent).",
-            source: "PagedAttention (SOSP 2023) reports under 4 % waste; research/algorithms.md section 5 row 3",
+            source: "PagedAttention (SOSP 2023) reports under 4 % waste",
         }
     }
 
@@ -58,7 +58,7 @@ impl Question for BlockSize {
                 step: "mean_share",
                 value: 0.0074,
                 tolerance: 0.01,
-                from: "algorithms.md 5.3: B 16 at 1,000 tokens: 1.5 % worst, 0.74 % mean",
+                from: "economics 5.3: B 16 at 1,000 tokens: 1.5 % worst, 0.74 % mean",
             },
             moves: [
                 Move { input: "block_size", to: "128", answer: 0.059708 },

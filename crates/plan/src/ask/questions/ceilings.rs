@@ -16,7 +16,7 @@ impl Question for Ceilings {
                 being free; and the latency target, (TPOT - alpha) / beta. The lowest is the one to set. \
                 Above memory, sequences are preempted; above the ridge, latency grows and throughput does \
                 not; above the third, the target is missed.",
-            source: "research/algorithms.md section 5 rows 4 and 5",
+            source: "roofline; linear TPOT as in Sarathi and Vidur",
         }
     }
 
@@ -98,7 +98,7 @@ impl Question for Ceilings {
                 step: "by_latency",
                 value: 60.0,
                 tolerance: 0.01,
-                from: "algorithms.md 5.4: batch 60 at TPOT 15.6 ms; ridge 153 (5.5)",
+                from: "economics 5.4: batch 60 at TPOT 15.6 ms; ridge 153 (5.5)",
             },
             moves: [
                 Move { input: "tpot", to: "40ms", answer: 153.0 },

@@ -16,7 +16,7 @@ impl Question for Concurrency {
                 heads; a sequence takes whole blocks, and only the window in windowed layers. The admission \
                 ceiling (--max-num-seqs) caps the result. `fit` works the same out with the engine's own \
                 rounding and refusal.",
-            source: "vLLM gpu_worker.py memory profiling; planner/cases.csv C005",
+            source: "vLLM gpu_worker.py memory profiling; start-up log C005 of crates/plan/tests/data/cases.csv",
         }
     }
 
@@ -42,7 +42,8 @@ impl Question for Concurrency {
         let dtype = standard::dtype(&sheet.word("kv_cache_dtype")?)?;
         let model = sheet.model()?;
         let kv_of_context = model.kv_bytes(context as u64, dtype, tp as u64) as f64;
-        step!(sheet, sequence_bytes: Bytes = kv_of_context, "KV and state of a sequence on one rank");
+        let origin = "the model's layers at this length";
+        fact!(sheet, sequence_bytes: Bytes = kv_of_context, origin, "KV and state of a sequence on one rank");
         step!(sheet, by_memory: Sequences = pool / sequence_bytes, "sequences that memory holds");
         step!(sheet, sequences: Sequences = min(by_memory, ceiling), "with the admission ceiling");
         let by_memory_alone = by_memory <= ceiling;

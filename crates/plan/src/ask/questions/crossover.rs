@@ -16,7 +16,7 @@ impl Question for Crossover {
                 time grows with every token in flight and KV formats pay. Both sides scale alike under \
                 tensor parallelism while KV heads divide. In a mixture of experts a large batch touches \
                 every expert, so all weights count.",
-            source: "roofline of decode; research/algorithms.md section 5 row 4 (alpha over beta)",
+            source: "roofline of decode: alpha over beta of a linear step time (Sarathi, Vidur)",
         }
     }
 
@@ -50,7 +50,7 @@ impl Question for Crossover {
                 step: "batch",
                 value: 7.88 / 0.129,
                 tolerance: 0.01,
-                from: "algorithms.md 5.4: alpha 7.88 ms, beta 0.129 ms a sequence of 2,000 tokens",
+                from: "economics 5.4: alpha 7.88 ms, beta 0.129 ms a sequence of 2,000 tokens",
             },
             moves: [
                 Move { input: "kv_cache_dtype", to: "fp8", answer: 122.53 },

@@ -15,7 +15,7 @@ impl Question for Disaggregate {
                 that, whatever the prompt's length. Sent layer by layer behind the computation it costs no \
                 time if the link keeps up; a slower link adds the difference to TTFT. Hit prefixes are not \
                 computed but must be sent all the same, so the need grows with the hit ratio.",
-            source: "Mooncake (FAST 2025); research/algorithms.md section 5 row 11",
+            source: "Mooncake (FAST 2025)",
         }
     }
 
@@ -67,7 +67,7 @@ impl Question for Disaggregate {
                 step: "needed",
                 value: 4.0e9,
                 tolerance: 0.01,
-                from: "algorithms.md 5.11: 8B on an H100 at 50 % of peak: 4.0 GB/s",
+                from: "economics 5.11: 8B on an H100 at 50 % of peak: 4.0 GB/s",
             },
             moves: [
                 Move { input: "gpu", to: "A100", answer: 1.273_191e9 },

@@ -15,7 +15,7 @@ impl Question for Fp8 {
                 they round by at most half a step, 2^-4 of the value (2.7 % RMS), whatever the scale, down \
                 to 2^-6 × scale where steps stop shrinking. So a scale matters only for the two ends: \
                 calibrate it where the largest value exceeds 448, leave 1.0 otherwise.",
-            source: "OCP FP8 (E4M3FN); research/algorithms.md sections 2.9 and 5 row 14",
+            source: "OCP FP8 (E4M3FN) specification",
         }
     }
 
@@ -35,8 +35,8 @@ impl Question for Fp8 {
         let model = sheet.model()?;
         let bf16 = model.kv_bytes_per_token(crate::dtype::KvDtype::Bf16, 1) as f64;
         let fp8 = model.kv_bytes_per_token(crate::dtype::KvDtype::Fp8, 1) as f64;
-        step!(sheet, bf16_bytes: BytesPerToken = bf16, "KV of a token in bf16");
-        step!(sheet, fp8_bytes: BytesPerToken = fp8, "KV of a token in fp8");
+        fact!(sheet, bf16_bytes: BytesPerToken = bf16, "the model's", "KV of a token in bf16");
+        fact!(sheet, fp8_bytes: BytesPerToken = fp8, "the model's", "KV of a token in fp8");
         step!(sheet, tokens_gained: Tokens = pool / fp8_bytes - pool / bf16_bytes, "more tokens in the pool");
         step!(sheet, clips_above: Count = 448.0 * scale, "largest value that survives");
         step!(sheet, rounds_by: Ratio = pow(2.0, -4.0), "largest relative error of a rounded value");
@@ -61,7 +61,7 @@ impl Question for Fp8 {
                 step: "scale_needed",
                 value: 20.0 / 448.0,
                 tolerance: 1e-9,
-                from: "algorithms.md 5.14: a key absmax of 20 uses scale 20/448",
+                from: "economics 5.14: a key absmax of 20 uses scale 20/448",
             },
             moves: [
                 Move { input: "absmax", to: "600", answer: 1.339286 },

@@ -16,7 +16,7 @@ impl Question for Fp8Range {
                 all-ones code on NaN: the top exponent keeps all but one mantissa, (2 - 2^-2) × 2^8 = 448. \
                 Steps near 1 are 2^-m: E4M3 is twice as fine. KV wants E4M3, with a scale if 448 is exceeded; \
                 E5M2 needs no scale and costs a bit of precision.",
-            source: "OCP 8-bit floating point specification; research/algorithms.md section 5 row 14",
+            source: "OCP 8-bit floating point specification",
         }
     }
 
@@ -48,8 +48,9 @@ impl Question for Fp8Range {
         step!(sheet, bias: Count = pow(2.0, exponent - 1.0) - 1.0, "exponent bias");
         let top = if is_finite { 1.0 } else { 2.0 };
         let lost = if is_finite { 2.0 } else { 1.0 };
-        step!(sheet, codes_lost: Count = top, "exponent codes above the largest, plus one");
-        step!(sheet, mantissas_lost: Count = lost, "mantissa steps below 2 of the largest");
+        let origin = "the format's";
+        fact!(sheet, codes_lost: Count = top, origin, "exponent codes above the largest, plus one");
+        fact!(sheet, mantissas_lost: Count = lost, origin, "mantissa steps below 2 of the largest");
         step!(sheet, top_exponent: Count = pow(2.0, exponent) - codes_lost - bias, "largest exponent");
         step!(
             sheet,
@@ -83,7 +84,7 @@ impl Question for Fp8Range {
                 step: "smallest_normal",
                 value: 0.015625,
                 tolerance: 0.0,
-                from: "algorithms.md 2.9: E4M3FN max 448, min normal 2^-6; E5M2 57,344 and 2^-14",
+                from: "economics 2.9: E4M3FN max 448, min normal 2^-6; E5M2 57,344 and 2^-14",
             },
             moves: [
                 Move { input: "format", to: "e5m2", answer: 57_344.0 },

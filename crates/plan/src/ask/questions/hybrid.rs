@@ -18,7 +18,7 @@ impl Question for Hybrid {
                 gives window pages back (vLLM's hybrid manager; --disable-hybrid-kv-cache-manager or a \
                 drafter with another KV shape charges window layers as full). While a prompt is prefilled \
                 in chunks, the window reserves W - 1 + chunk tokens.",
-            source: "Gemma 3 layer pattern; research/algorithms.md section 5 row 8; vLLM kv_cache_interface.py",
+            source: "Gemma 3 layer pattern; vLLM kv_cache_interface.py",
         }
     }
 
@@ -41,8 +41,10 @@ impl Question for Hybrid {
         let per_token = model.kv_bytes_per_token(dtype, 1) as f64;
         let windowed = model.kv_bytes(context as u64, dtype, 1) - model.state_bytes(1);
         let held = windowed as f64;
-        step!(sheet, full_bytes: Bytes = per_token * context, "if every layer kept all tokens");
-        step!(sheet, kept_bytes: Bytes = held, "full layers all tokens, windows their last");
+        fact!(sheet, token_bytes: BytesPerToken = per_token, "the model's", "KV of a token in all layers");
+        step!(sheet, full_bytes: Bytes = token_bytes * context, "if every layer kept all tokens");
+        let origin = "the model's layers at this length";
+        fact!(sheet, kept_bytes: Bytes = held, origin, "full layers all tokens, windows their last");
         step!(sheet, kept: Ratio = kept_bytes / full_bytes, "share that is kept");
         let row =
             |tokens: f64| vec![cell(tokens), format!("{}%", cell(100.0 * share(tokens, dtype)))];
@@ -61,7 +63,7 @@ impl Question for Hybrid {
                 step: "kept",
                 value: 0.193,
                 tolerance: 0.03,
-                from: "algorithms.md 5.8: 5:1 layers, W 1024, 32 K: 19.3 % (1 in 6; the 27B has 10 in 62)",
+                from: "economics 5.8: 5:1 layers, W 1024, 32 K: 19.3 % (1 in 6; the 27B has 10 in 62)",
             },
             moves: [
                 Move { input: "context", to: "4096", answer: 0.370968 },

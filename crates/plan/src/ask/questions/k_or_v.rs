@@ -17,7 +17,7 @@ impl Question for KOrV {
                 helps. Loss grows with the square of the error and a bit halves the error, so the losses of \
                 the two mirrored formats tell the difference: bits = log4(loss of keys / loss of values). \
                 The analytic route, q_rms × key range × value spread / value range, is beside it.",
-            source: "KVSplit and mlx measurements (K8V4 +0.86 % PPL, K4V8 +6.06 %); research/algorithms.md 1.2",
+            source: "KVSplit and mlx measurements (K8V4 +0.86 % PPL, K4V8 +6.06 %)",
         }
     }
 
@@ -75,7 +75,7 @@ impl Question for KOrV {
                 step: "loss_ratio",
                 value: 7.0,
                 tolerance: 0.01,
-                from: "algorithms.md 1.2: K8V4 +0.86 % PPL against K4V8 +6.06 %",
+                from: "economics 1.2: K8V4 +0.86 % PPL against K4V8 +6.06 %",
             },
             moves: [
                 Move { input: "key_loss", to: "24.24%", answer: 2.408456 },

@@ -1,10 +1,23 @@
 //! E4: where do the gigabytes of a device go?
 
 use super::prelude::*;
+use crate::engines::Ledger;
+use crate::figure::Figure;
 
-pub struct Ledger;
+pub struct MemoryLedger;
 
-impl Question for Ledger {
+/// A line of vLLM's ledger as `reef plan fit` estimates it, in bytes.
+fn part(facts: &Facts, pick: fn(Ledger) -> Option<Figure>) -> Result<f64, AskError> {
+    let ledger = start::plan(facts, None).map(|plan| plan.ledger);
+    let unknown =
+        "vLLM's ledger of this model is not known: give --activations --non-torch --graphs";
+    match ledger.and_then(pick) {
+        Some(figure) => Ok(figure.value),
+        None => Err(AskError::NoAnswer(unknown.into())),
+    }
+}
+
+impl Question for MemoryLedger {
     fn about(&self) -> About {
         About {
             name: "ledger",
@@ -17,12 +30,15 @@ impl Question for Ledger {
                 gets the rest. Graphs captured outside the ledger come on top of the budget. Put measured \
                 lines of your log in place of the defaults; `reef plan fit` estimates them per engine and \
                 version, `reef plan read` takes them from a log.",
-            source: "vLLM gpu_worker.py; planner/README.md, memory ledger; planner/cases.csv C024, C005",
+            source: "vLLM gpu_worker.py; start-up logs C005 and C024 of crates/plan/tests/data/cases.csv",
         }
     }
 
     fn inputs(&self) -> Vec<Input> {
-        let gib = 1024.0 * 1024.0 * 1024.0;
+        let origin = "as `reef plan fit` estimates it for vLLM";
+        let activations = |facts: &Facts| part(facts, |ledger| ledger.activation);
+        let non_torch = |facts: &Facts| part(facts, |ledger| ledger.non_torch);
+        let graphs = |facts: &Facts| part(facts, |ledger| ledger.graphs);
         let bytes = Unit::Bytes;
         vec![
             standard::model("Llama-3.1-8B"),
@@ -34,9 +50,15 @@ impl Question for Ledger {
             standard::kv_bytes(),
             standard::memory(),
             standard::utilization(0.9),
-            Input::number("activations", bytes, 1.26 * gib, "peak of the profiling run"),
-            Input::number("non_torch", bytes, 1.79 * gib, "CUDA context, NCCL, other processes"),
-            Input::number("graphs", bytes, 0.5 * gib, "CUDA graphs").within(0.0, 1e13),
+            Input::worked("activations", bytes, origin, activations, "peak of the profiling run"),
+            Input::worked(
+                "non_torch",
+                bytes,
+                origin,
+                non_torch,
+                "CUDA context, NCCL, other processes",
+            ),
+            Input::worked("graphs", bytes, origin, graphs, "CUDA graphs").within(0.0, 1e13),
             Input::choice("graphs_in_budget", "no", &["no", "yes"], "subtracted (vLLM 0.21 on)"),
         ]
     }
@@ -44,6 +66,7 @@ impl Question for Ledger {
     fn work(&self, sheet: &mut Worksheet) -> Result<Verdict, AskError> {
         inputs!(sheet; tp, weight_bytes, kv_bytes, memory, utilization, activations, non_torch, graphs);
         let inside = if sheet.word("graphs_in_budget")? == "yes" { 1.0 } else { 0.0 };
+        fact!(sheet, inside: Count = inside, "1 where graphs are in the budget", "share of the graphs counted");
         step!(sheet, budget: Bytes = memory * utilization, "what the engine may use");
         step!(sheet, rank_weights: Bytes = weight_bytes / tp, "weights of a rank");
         step!(sheet, graphs_counted: Bytes = graphs * inside, "graphs inside the budget");
@@ -69,7 +92,13 @@ impl Question for Ledger {
 
     fn example(&self) -> Example {
         Example {
-            given: &[("memory", "79.22GiB"), ("weight-bytes", "14.96GiB")],
+            given: &[
+                ("memory", "79.22GiB"),
+                ("weight-bytes", "14.96GiB"),
+                ("activations", "1.26GiB"),
+                ("non-torch", "1.79GiB"),
+                ("graphs", "0.5GiB"),
+            ],
             answer: 5.721_670e10,
             cited: Cited {
                 step: "kv_pool",

@@ -16,7 +16,7 @@ impl Question for Little {
                 arrivals × output × alpha / (1 - arrivals × output × beta); it exists while arrivals stay \
                 below 1 / (output × beta). Halving KV bytes halves beta and doubles that limit. Prefill is \
                 left out: it takes its share of the time off both.",
-            source: "Little's law; linear TPOT as in Sarathi and Vidur; research/algorithms.md section 5 row 4",
+            source: "Little's law; linear TPOT as in Sarathi and Vidur",
         }
     }
 
@@ -73,7 +73,7 @@ impl Question for Little {
                 step: "running",
                 value: 60.0,
                 tolerance: 0.01,
-                from: "algorithms.md 5.4: 15 req/s: batch 60, TPOT 15.6 ms, limit 30.4 req/s",
+                from: "economics 5.4: 15 req/s: batch 60, TPOT 15.6 ms, limit 30.4 req/s",
             },
             moves: [
                 Move { input: "arrivals", to: "5", answer: 12.0681 },

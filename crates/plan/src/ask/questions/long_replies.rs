@@ -16,7 +16,7 @@ impl Question for LongReplies {
                 each user's speed is 1 / (alpha + beta × batch). A preempted sequence recomputes everything \
                 it generated, which no other request's prefix can give back, so preemption gets dearer the \
                 longer replies are.",
-            source: "research/algorithms.md section 5 rows 2 and 4",
+            source: "linear TPOT as in Sarathi and Vidur; recomputation as in PagedAttention (SOSP 2023)",
         }
     }
 
@@ -80,7 +80,7 @@ impl Question for LongReplies {
                 step: "preemption_s",
                 value: 4500.0 / 30_790.0,
                 tolerance: 0.001,
-                from: "algorithms.md 5.10: an H100 prefills an 8B at 30,790 tok/s",
+                from: "economics 5.10: an H100 prefills an 8B at 30,790 tok/s",
             },
             moves: [
                 Move { input: "output", to: "32000", answer: 26.4578 },

@@ -122,6 +122,7 @@ impl Question for MillionTokens {
                 ("count", "128"),
                 ("mfu", "0.5076"),
                 ("kv-bytes", "516096"),
+                ("overhead", "3GiB"),
             ],
             answer: 1.359_428e10,
             cited: Cited {

@@ -19,8 +19,7 @@ impl Question for Mla {
                 decode attention reaches about 242 operations a byte in bf16 and lies at the ridge where GQA \
                 is at 8. The bill of absorption is rank against head_dim channels in each score; without it \
                 every step would expand all cached latents again.",
-            source: "DeepSeek-V2 (arXiv 2405.04434); FlashMLA: 2 × heads operations a byte; \
-                research/algorithms.md section 5 row 7",
+            source: "DeepSeek-V2 (arXiv 2405.04434); FlashMLA: 2 × heads operations a byte",
         }
     }
 
@@ -60,9 +59,11 @@ impl Question for Mla {
         let (rank, rope) = (latent.rank as f64, latent.rope_dim as f64);
         let entry = latent.entry_bytes(dtype) as f64;
         let layers = model.layers.len() as f64;
-        step!(sheet, latent_rank: Count = rank, "channels of the latent");
-        step!(sheet, rope_dim: Count = rope, "channels of the shared rotated key");
-        step!(sheet, entry_bytes: Bytes = entry, "a token in one layer");
+        let origin = "the model's";
+        fact!(sheet, latent_rank: Count = rank, origin, "channels of the latent");
+        fact!(sheet, rope_dim: Count = rope, origin, "channels of the shared rotated key");
+        fact!(sheet, layers: Count = layers, origin, "layers");
+        fact!(sheet, entry_bytes: Bytes = entry, origin, "a token in one layer");
         step!(
             sheet,
             expanded: BytesPerToken = 2.0 * heads * head_dim * 2.0 * layers,
@@ -102,7 +103,7 @@ impl Question for Mla {
                 step: "saving",
                 value: 57.0,
                 tolerance: 0.005,
-                from: "algorithms.md 5.7: 70,272 B a token, 57x less than 128 heads of 128",
+                from: "economics 5.7: 70,272 B a token, 57x less than 128 heads of 128",
             },
             moves: [
                 Move { input: "queries", to: "2", answer: 483.56 },

@@ -16,7 +16,7 @@ impl Question for MlaTp {
                 keeps the whole cache and the group holds what one rank holds. With DP-attention each rank \
                 keeps its own requests, ranks times as many, but also all attention weights, \
                 (ranks - 1) / ranks of them more than before; those come out of the pool.",
-            source: "DeepSeek-V2 (arXiv 2405.04434); SGLang DP-attention docs; research/algorithms.md 5 row 7",
+            source: "DeepSeek-V2 (arXiv 2405.04434); SGLang DP-attention docs",
         }
     }
 
@@ -83,7 +83,7 @@ impl Question for MlaTp {
                 step: "gross",
                 value: 8.0,
                 tolerance: 0.0,
-                from: "algorithms.md 5.7: DP-attention gives aggregate capacity x8 on 8 ranks",
+                from: "economics 5.7: DP-attention gives aggregate capacity x8 on 8 ranks",
             },
             moves: [
                 Move { input: "pool", to: "20GiB", answer: 4.2807 },

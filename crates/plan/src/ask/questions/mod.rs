@@ -16,7 +16,7 @@ questions! {
     ridge: Ridge,
     concurrency: Concurrency,
     block_size: BlockSize,
-    ledger: Ledger,
+    ledger: MemoryLedger,
     fp8: Fp8,
     tp_heads: TpHeads,
     hybrid: Hybrid,

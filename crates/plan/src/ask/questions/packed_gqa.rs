@@ -17,7 +17,7 @@ impl Question for PackedGqa {
                 them: 4 r D / (2 D × width) = 2 r / width. Read once a query head the intensity stays at 2 / \
                 width and the traffic is r times larger. Draft tokens multiply both. Batch does not: each \
                 sequence has its own KV.",
-            source: "GQA (arXiv 2305.13245); FlashAttention's pack_gqa; research/algorithms.md section 5 row 5",
+            source: "GQA (arXiv 2305.13245); FlashAttention's pack_gqa",
         }
     }
 
@@ -82,7 +82,7 @@ impl Question for PackedGqa {
                 step: "packed",
                 value: 8.0,
                 tolerance: 0.0,
-                from: "algorithms.md 5.5: decode attention has intensity H / G: 64 / 8",
+                from: "economics 5.5: decode attention has intensity H / G: 64 / 8",
             },
             moves: [
                 Move { input: "kv_cache_dtype", to: "fp8", answer: 16.0 },

@@ -17,7 +17,7 @@ impl Question for Preempt {
                 back, on the victim's path both. Recomputing costs a prefill of all its tokens, less what \
                 the prefix cache still holds, and takes arithmetic from the others. Swap preserves KV that \
                 was quantised or evicted, recompute undoes it.",
-            source: "PagedAttention (SOSP 2023) section 7.3; research/algorithms.md section 5 rows 2 and 4",
+            source: "PagedAttention (SOSP 2023) section 7.3",
         }
     }
 
@@ -88,7 +88,7 @@ impl Question for Preempt {
                 step: "prefill_rate",
                 value: 9714.0,
                 tolerance: 0.0005,
-                from: "algorithms.md 5.2: 8B on an A100 at 50 % of peak: 9,714 tok/s",
+                from: "economics 5.2: 8B on an A100 at 50 % of peak: 9,714 tok/s",
             },
             moves: [
                 Move { input: "link", to: "1GB/s", answer: 0.411_795 },

@@ -1,9 +1,9 @@
 //! What every question uses.
 
 pub(super) use crate::ask::input::{Facts, Input};
-pub(super) use crate::ask::standard;
-pub(super) use crate::ask::worksheet::{Worksheet, ceil, floor, max, min, pow, sqrt};
+pub(super) use crate::ask::worksheet::{Worksheet, ceil, floor, max, min, pow, round, sqrt};
 pub(super) use crate::ask::{
-    About, AskError, Cited, Example, Move, Question, Verdict, inputs, step,
+    About, AskError, Cited, Example, Move, Question, Verdict, fact, inputs, step,
 };
+pub(super) use crate::ask::{standard, start};
 pub(super) use crate::figure::Unit;

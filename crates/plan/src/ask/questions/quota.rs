@@ -15,7 +15,7 @@ impl Question for Quota {
                 time they are held, and prefill arithmetic. A share of the pool pays share × pool byte-seconds \
                 each second, a share of the arithmetic share × prefill rate tokens. The scarcer of the two is \
                 the quota. Give it as a rate with a burst of one request's cost, so that a long prompt can run.",
-            source: "Little's law for byte-seconds; scope C5",
+            source: "Little's law for byte-seconds",
         }
     }
 
@@ -85,7 +85,7 @@ impl Question for Quota {
                 step: "by_memory",
                 value: 15.0,
                 tolerance: 0.005,
-                from: "algorithms.md 5.4 turned round: 60 sequences of 2,000 tokens at 15.6 ms: 15 req/s",
+                from: "economics 5.4 turned round: 60 sequences of 2,000 tokens at 15.6 ms: 15 req/s",
             },
             moves: [
                 Move { input: "prompt", to: "400", answer: 24.283_935 },

@@ -15,7 +15,7 @@ impl Question for RecomputeOrFetch {
                 token costs 2 operations a parameter and, in attention, 4 a channel, head and layer for \
                 every token before it (half the prefix on average), so long prefixes favour fetching. \
                 Fetching also leaves the arithmetic units to other requests, and adds the tier's latency.",
-            source: "Mooncake (FAST 2025) equations 1-2; research/algorithms.md section 5 row 1",
+            source: "Mooncake (FAST 2025) equations 1-2",
         }
     }
 
@@ -80,7 +80,7 @@ impl Question for RecomputeOrFetch {
                 step: "break_even",
                 value: 5.9e9,
                 tolerance: 0.08,
-                from: "Mooncake: 70B, 8,192 tokens, 8 x A800: about 6 GB/s (5.9 by algorithms.md 5.1); it \
+                from: "Mooncake: 70B, 8,192 tokens, 8 x A800: about 6 GB/s (5.9 by economics 5.1); it \
                        counts 22 d² a layer and attention over the whole square",
             },
             moves: [

@@ -17,7 +17,7 @@ impl Question for Recurrent {
                 ceil(state / (16 × attention bytes a token)), and the state's page is padded up to it. FP8 KV \
                 therefore doubles the block and saves nothing on states. Prefix caching keeps a state per \
                 aligned boundary; drafts keep one more a draft token.",
-            source: "vLLM HybridAttentionMambaModelConfig; planner/README.md reproduces logged block sizes",
+            source: "vLLM HybridAttentionMambaModelConfig; block sizes as vLLM logs them",
         }
     }
 
@@ -54,9 +54,11 @@ impl Question for Recurrent {
             model.layers.iter().filter(|layer| matches!(layer, Cache::Recurrent(_))).count();
         let (state, token, layers) = (state as f64, token as f64, layers as f64);
         let attention_bytes = model.kv_bytes_per_token(dtype, ranks) as f64;
-        step!(sheet, state_bytes: Bytes = state, "state of a sequence in one layer, one rank");
-        step!(sheet, token_bytes: Bytes = token, "attention bytes a token in one layer");
-        step!(sheet, recurrent_layers: Count = layers, "recurrent layers");
+        let origin = "the model's";
+        fact!(sheet, state_bytes: Bytes = state, origin, "state of a sequence in one layer, one rank");
+        fact!(sheet, token_bytes: Bytes = token, origin, "attention bytes a token in one layer");
+        fact!(sheet, attention_bytes: Bytes = attention_bytes, origin, "attention bytes a token, all layers");
+        fact!(sheet, recurrent_layers: Count = layers, origin, "recurrent layers");
         step!(
             sheet,
             all_states: Bytes = sequences * states * recurrent_layers * state_bytes,
@@ -82,7 +84,7 @@ impl Question for Recurrent {
                 step: "block",
                 value: 544.0,
                 tolerance: 0.0,
-                from: "logged by vLLM: 544, page padded by 2.64 % (planner/README.md)",
+                from: "logged by vLLM: 544, page padded by 2.64 %",
             },
             moves: [
                 Move { input: "model", to: "granite-4.0-h-1b", answer: 400.0 },

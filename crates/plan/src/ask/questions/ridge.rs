@@ -15,7 +15,7 @@ impl Question for Ridge {
                 sequence: batch × 2 / b operations a byte. At the device's ridge, peak over bandwidth, \
                 arithmetic takes as long as reading. Attention over the KV cache stays far below the \
                 ridge whatever the batch (see packed-gqa).",
-            source: "Williams et al., Roofline (CACM 2009); research/algorithms.md section 5 row 5",
+            source: "Williams et al., Roofline (CACM 2009)",
         }
     }
 
@@ -60,7 +60,7 @@ impl Question for Ridge {
                 step: "batch",
                 value: 295.0,
                 tolerance: 0.005,
-                from: "algorithms.md 5.5: H100 295 (A100 153, H200 206)",
+                from: "economics 5.5: H100 295 (A100 153, H200 206)",
             },
             moves: [
                 Move { input: "gpu", to: "A100", answer: 153.02 },

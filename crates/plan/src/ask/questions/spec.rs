@@ -21,7 +21,7 @@ impl Question for Spec {
                 and costs g draft steps more. Verifying is free only while batch × (g + 1) stays below the \
                 ridge; beyond, a step takes as much longer as it verifies more, and speculation loses. \
                 Attention reads KV once for all g + 1, so long contexts favour it.",
-            source: "Leviathan et al. (ICML 2023); research/algorithms.md section 5 row 9",
+            source: "Leviathan et al. (ICML 2023); vLLM adaptive-verification docs",
         }
     }
 
@@ -95,7 +95,7 @@ impl Question for Spec {
                 step: "expected",
                 value: 3.36,
                 tolerance: 0.001,
-                from: "algorithms.md 5.9: a 0.8, g 4: 3.36 tokens; H100: batch < 59 at g 4",
+                from: "economics 5.9: a 0.8, g 4: 3.36 tokens; H100: batch < 59 at g 4",
             },
             moves: [
                 Move { input: "acceptance", to: "0.6", answer: 1.921_333 },

@@ -15,7 +15,7 @@ impl Question for Spill {
                 as it is at most that much longer than the cold one's. Count queues in milliseconds of work, \
                 not in requests: a threshold in requests is right for one prompt length only. After a spill \
                 the prefix is warm on both, so hot prefixes spread by themselves.",
-            source: "Mooncake (FAST 2025) scheduling; SGLang router defaults; research/algorithms.md 5 row 10",
+            source: "Mooncake (FAST 2025) scheduling; SGLang router defaults",
         }
     }
 
@@ -56,7 +56,7 @@ impl Question for Spill {
                 step: "gap",
                 value: 0.065,
                 tolerance: 0.005,
-                from: "algorithms.md 5.10: 2,000 tokens, 8B on an H100 at 30,790 tok/s: 65 ms",
+                from: "economics 5.10: 2,000 tokens, 8B on an H100 at 30,790 tok/s: 65 ms",
             },
             moves: [
                 Move { input: "matched", to: "8000", answer: 0.259_818 },

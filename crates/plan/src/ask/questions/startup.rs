@@ -4,6 +4,12 @@ use super::prelude::*;
 
 pub struct Startup;
 
+/// vLLM's own words for a pool of that size, where its plan has them.
+fn refusal(sheet: &Worksheet, pool: f64) -> String {
+    let plan = start::plan(&sheet.facts(), Some(pool));
+    plan.and_then(|plan| plan.refusal).unwrap_or_else(|| "(not known for this model)".into())
+}
+
 impl Question for Startup {
     fn about(&self) -> About {
         About {
@@ -16,7 +22,7 @@ impl Question for Startup {
                 If not it refuses and prints the largest length that fits, a block multiple. --max-num-seqs \
                 and --max-num-batched-tokens act through the profiling run (and reserve windows in hybrid \
                 models): lowering them lowers the activation peak. `reef plan fit` has each version's rounding.",
-            source: "vLLM kv_cache_utils.py check_enough_kv_cache_memory; planner/cases.csv C021",
+            source: "vLLM kv_cache_utils.py check_enough_kv_cache_memory; start-up log C021 of crates/plan/tests/data/cases.csv",
         }
     }
 
@@ -56,26 +62,18 @@ impl Question for Startup {
             "largest --max-model-len that starts"
         );
         let starts = needed <= pool;
-        let gib = |bytes: f64| bytes / 1_073_741_824.0;
-        let advice = if starts {
-            format!("starts; up to --max-model-len {longest:.0} would")
-        } else if utilization_needed <= 0.97 {
-            format!(
-                "vLLM refuses (\"... {:.2} GiB KV cache is needed, which is larger than the available KV cache \
-                 memory ({:.2} GiB) ... the estimated maximum model length is {longest:.0}\"): \
-                 --max-model-len {longest:.0}, or --gpu-memory-utilization {:.2}",
-                gib(needed),
-                gib(pool),
+        let mend = match utilization_needed <= 0.97 {
+            true => format!(
+                "--max-model-len {longest:.0}, or --gpu-memory-utilization {:.2}",
                 (100.0 * utilization_needed).ceil() / 100.0
-            )
-        } else {
-            format!(
-                "vLLM refuses (\"... {:.2} GiB KV cache is needed, which is larger than the available KV cache \
-                 memory ({:.2} GiB) ... the estimated maximum model length is {longest:.0}\"): \
-                 --max-model-len {longest:.0}, --kv-cache-dtype fp8, or more --tensor-parallel-size",
-                gib(needed),
-                gib(pool)
-            )
+            ),
+            false => format!(
+                "--max-model-len {longest:.0}, --kv-cache-dtype fp8, or more --tensor-parallel-size"
+            ),
+        };
+        let advice = match starts {
+            true => format!("starts; up to --max-model-len {longest:.0} would"),
+            false => format!("{mend}. vLLM refuses with: {}", refusal(sheet, pool)),
         };
         let decision = Some(if starts { "starts" } else { "refuses" }.to_string());
         Ok(Verdict { answer: "longest", decision, advice })

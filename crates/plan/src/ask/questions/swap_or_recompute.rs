@@ -15,7 +15,7 @@ impl Question for SwapOrRecompute {
                 Both grow with the tokens, so the break-even is a rate: 2 × kv_bytes × prefill rate, half of \
                 it if the copy out hides behind running steps. Blocks moved one by one starve the link: \
                 copy layers or chunks in bulk. On a CPU prefill is so slow that even a disk wins.",
-            source: "PagedAttention (SOSP 2023) section 7.3; research/algorithms.md section 5 row 2",
+            source: "PagedAttention (SOSP 2023) section 7.3",
         }
     }
 
@@ -65,7 +65,7 @@ impl Question for SwapOrRecompute {
                 step: "break_even",
                 value: 2.5e9,
                 tolerance: 0.02,
-                from: "algorithms.md 5.2: 8B on an A100 at 50 % of peak: 2.5 GB/s",
+                from: "economics 5.2: 8B on an A100 at 50 % of peak: 2.5 GB/s",
             },
             moves: [
                 Move { input: "trips", to: "1", answer: 1.273_191e9 },

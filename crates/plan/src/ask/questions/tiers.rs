@@ -16,7 +16,7 @@ impl Question for Tiers {
                 in budget / rate. A spilled sequence is worth its wear if it is read back often enough: \
                 each read saves a prefill. Write only what was hit before, and cap the rate at what lasts \
                 the warranty.",
-            source: "DWPD definition; research/algorithms.md section 5 row 12",
+            source: "definition of drive writes a day; data sheets of 7.68 TB drives",
         }
     }
 
@@ -69,7 +69,7 @@ impl Question for Tiers {
                 step: "sustainable",
                 value: 89e6,
                 tolerance: 0.005,
-                from: "algorithms.md 5.12: 14.0 PB: 162 days at 1 GB/s, 5 years at 89 MB/s",
+                from: "economics 5.12: 14.0 PB: 162 days at 1 GB/s, 5 years at 89 MB/s",
             },
             moves: [
                 Move { input: "dwpd", to: "3", answer: 42_048_000.0 },

@@ -14,7 +14,7 @@ impl Question for TpHeads {
             explanation: "A rank holds max(1, KV heads / ranks) heads. Up to as many ranks as heads the KV of \
                 a token is divided; beyond, every further rank keeps a copy and the pool of the group stops \
                 growing. MLA has one latent for all heads, so every rank is a copy (mla-tp).",
-            source: "vLLM ModelConfig.get_num_kv_heads; research/algorithms.md section 5 row 6",
+            source: "vLLM ModelConfig.get_num_kv_heads",
         }
     }
 
@@ -32,8 +32,8 @@ impl Question for TpHeads {
         let model = sheet.model()?;
         let alone = model.kv_bytes_per_token(dtype, 1) as f64;
         let on_rank = model.kv_bytes_per_token(dtype, tp as u64) as f64;
-        step!(sheet, whole: BytesPerToken = alone, "KV of a token on one rank alone");
-        step!(sheet, per_rank: BytesPerToken = on_rank, "KV of a token on each of tp ranks");
+        fact!(sheet, whole: BytesPerToken = alone, "the model's", "KV of a token on one rank alone");
+        fact!(sheet, per_rank: BytesPerToken = on_rank, "the model's", "KV of a token on each of tp ranks");
         step!(sheet, copies: Ratio = tp * per_rank / whole, "copies of the cache in the group");
         let advice = match copies > 1.0 {
             true => {
@@ -56,7 +56,7 @@ impl Question for TpHeads {
                 step: "copies",
                 value: 2.0,
                 tolerance: 0.0,
-                from: "algorithms.md 5.6: 8 KV heads on 16 ranks: 2x",
+                from: "economics 5.6: 8 KV heads on 16 ranks: 2x",
             },
             moves: [
                 Move { input: "tp", to: "8", answer: 1.0 },

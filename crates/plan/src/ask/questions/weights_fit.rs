@@ -16,14 +16,11 @@ impl Question for WeightsFit {
                 activations and CUDA with NCCL take gigabytes more under TP (1.79 GiB alone, 3.58 at TP 2), \
                 and one request of --max-model-len must fit the rest. 141 GB on 160 GB leaves room for a few \
                 thousand tokens.",
-            source: "vLLM PR 10511 (non-torch memory under TP); planner/README.md oddity 9; \
-                Llama-3.1-70B: 70.55e9 parameters",
+            source: "vLLM PR 10511 (non-torch memory under TP); Llama-3.1-70B: 70.55e9 parameters",
         }
     }
 
     fn inputs(&self) -> Vec<Input> {
-        let gib = 1_073_741_824.0;
-        let overhead = "activations (1.26 GiB) and non-torch memory under TP (3.58 GiB)";
         vec![
             standard::model("Llama-3.1-70B"),
             standard::gpu("H100"),
@@ -34,7 +31,7 @@ impl Question for WeightsFit {
             standard::kv_bytes(),
             standard::memory(),
             standard::utilization(0.9),
-            Input::number("overhead", Unit::Bytes, 4.84 * gib, overhead),
+            standard::overhead(),
             Input::number("max_model_len", Unit::Tokens, 131_072.0, "--max-model-len").whole(),
         ]
     }
@@ -75,13 +72,18 @@ impl Question for WeightsFit {
 
     fn example(&self) -> Example {
         Example {
-            given: &[("model", "Llama-3.1-70B"), ("gpu", "H100"), ("tp", "2")],
+            given: &[
+                ("model", "Llama-3.1-70B"),
+                ("gpu", "H100"),
+                ("tp", "2"),
+                ("overhead", "4.84GiB"),
+            ],
             answer: 4_736.0,
             cited: Cited {
                 step: "weights_share",
                 value: 141.1 / 170.06,
                 tolerance: 0.001,
-                from: "scope E33: 141 GB of weights on two 80 GB GPUs (2 x 79.19 GiB = 170.06 GB)",
+                from: "141 GB of weights on two 80 GB GPUs (2 x 79.19 GiB = 170.06 GB)",
             },
             moves: [
                 Move { input: "weights", to: "fp8", answer: 213_632.0 },
