@@ -172,6 +172,8 @@ fn document(search: &Search, found: &Found) -> serde_json::Value {
             "ttft_s": finite(search.targets.ttft_s),
             "tpot_s": finite(search.targets.tpot_s),
         },
+        "hit_ratio": search.hit_ratio,
+        "gpu_memory_utilization": search.utilization,
         "assumptions": search.efficiency,
         "configurations": found.configurations,
         "pareto": found.pareto,
@@ -212,7 +214,8 @@ fn text(search: &Search, found: &Found, top: usize) -> String {
     ];
     lines.extend(found.pareto.iter().take(top).map(line));
     if found.pareto.len() > top {
-        lines.push(format!("… {} more: --top {0}", found.pareto.len()));
+        let all = found.pareto.len();
+        lines.push(format!("… {} more: --top {all}", all - top));
     }
     for (reason, count) in &found.rejected {
         lines.push(format!("left out: {count} configurations, {}", reason.name()));

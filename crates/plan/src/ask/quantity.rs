@@ -105,7 +105,7 @@ pub fn display(value: f64, unit: Unit) -> String {
         Unit::FlopPerByte => format!("{} FLOP/B", plain(value)),
         Unit::Seconds => seconds(value),
         Unit::Milliseconds => seconds(value / 1e3),
-        Unit::Ratio if value.abs() <= 2.0 => format!("{}%", plain(value * 100.0)),
+        Unit::Ratio if value.abs() <= 1.0 => format!("{}%", plain(value * 100.0)),
         Unit::TokensPerSecond => format!("{} tok/s", plain(value)),
         Unit::RequestsPerSecond => format!("{} req/s", plain(value)),
         Unit::Ratio | Unit::Tokens | Unit::Blocks | Unit::Sequences | Unit::Count => plain(value),

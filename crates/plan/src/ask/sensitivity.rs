@@ -5,6 +5,9 @@ use serde::Serialize;
 use crate::ask::Decided;
 use crate::ask::input::{Input, Value};
 
+/// The share by which inputs are varied.
+const FIFTH: f64 = 0.2;
+
 /// What the answer does when one input changes.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Sensitivity {
@@ -30,11 +33,15 @@ pub struct Variation {
 }
 
 impl Sensitivity {
-    /// How strongly the input moves the answer: a changed decision counts above every number.
-    pub fn strength(&self) -> f64 {
+    /// How strongly a fifth of the input moves the answer: a changed decision counts above every number.
+    /// A whole number that cannot move by so little counts by its slope, and not for its decision.
+    pub fn strength(&self, input: f64) -> f64 {
         let of = |variation: &Variation| {
+            let moved = ((variation.input - input) / input).abs();
             let flips = variation.decision.is_some() || variation.answer.is_none();
-            variation.change.unwrap_or(0.0).abs() + if flips { 1e6 } else { 0.0 }
+            let flips = flips && moved <= 0.25;
+            let slope = if moved > 0.25 { FIFTH / moved } else { 1.0 };
+            variation.change.unwrap_or(0.0).abs() * slope + if flips { 1e6 } else { 0.0 }
         };
         of(&self.lower).max(of(&self.higher))
     }
@@ -46,18 +53,20 @@ pub fn vary(
     base: &Decided,
     work: impl Fn(&'static str, f64) -> Option<Decided>,
 ) -> Vec<Sensitivity> {
-    let mut found: Vec<Sensitivity> = inputs
+    let mut found: Vec<(f64, Sensitivity)> = inputs
         .iter()
         .filter(|(input, _)| !input.is_fixed)
         .filter_map(|(input, value)| {
             let Value::Number(number) = value else { return None };
             let at = |factor: f64| variation(input, *number, factor, base, &work);
-            Some(Sensitivity { input: input.name, lower: at(0.8)?, higher: at(1.2)? })
+            let (lower, higher) = (at(1.0 - FIFTH)?, at(1.0 + FIFTH)?);
+            let varied = Sensitivity { input: input.name, lower, higher };
+            Some((varied.strength(*number), varied))
         })
-        .filter(|sensitivity| sensitivity.strength() > 1e-9)
+        .filter(|(strength, _)| *strength > 1e-9)
         .collect();
-    found.sort_by(|a, b| b.strength().total_cmp(&a.strength()));
-    found
+    found.sort_by(|(a, _), (b, _)| b.total_cmp(a));
+    found.into_iter().map(|(_, varied)| varied).collect()
 }
 
 fn variation(

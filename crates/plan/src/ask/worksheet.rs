@@ -229,6 +229,11 @@ pub(crate) fn round(value: f64) -> f64 {
     value.round()
 }
 
+/// The logarithm to base 2, for formulas.
+pub(crate) fn log2(value: f64) -> f64 {
+    value.log2()
+}
+
 /// Rounds up, for formulas.
 pub(crate) fn ceil(value: f64) -> f64 {
     value.ceil()

@@ -84,7 +84,7 @@ impl Question for Fp8Range {
                 step: "smallest_normal",
                 value: 0.015625,
                 tolerance: 0.0,
-                from: "economics 2.9: E4M3FN max 448, min normal 2^-6; E5M2 57,344 and 2^-14",
+                from: "OCP FP8: E4M3FN max 448, min normal 2^-6; E5M2 57,344 and 2^-14",
             },
             moves: [
                 Move { input: "format", to: "e5m2", answer: 57_344.0 },

@@ -47,15 +47,8 @@ impl Question for KOrV {
             route_ratio: Ratio = query_rms * key_range * value_rms / value_range,
             "the same from the sizes of queries, keys and values"
         );
-        let bits = loss_ratio.log2() / 2.0;
-        let extra = sheet.record(
-            "extra_bits",
-            Unit::Count,
-            "log2(loss_ratio) / 2.0",
-            bits,
-            "more bits for keys",
-        );
-        let keys_first = extra > 0.0;
+        step!(sheet, extra_bits: Count = log2(loss_ratio) / 2.0, "more bits for keys");
+        let keys_first = extra_bits > 0.0;
         let advice = match keys_first {
             true => {
                 "shrink values first: K8V4 is the rung between int8 and int4; rotate keys (Hadamard) or \
@@ -75,7 +68,7 @@ impl Question for KOrV {
                 step: "loss_ratio",
                 value: 7.0,
                 tolerance: 0.01,
-                from: "economics 1.2: K8V4 +0.86 % PPL against K4V8 +6.06 %",
+                from: "KVSplit: K8V4 +0.86 % PPL against K4V8 +6.06 %",
             },
             moves: [
                 Move { input: "key_loss", to: "24.24%", answer: 2.408456 },

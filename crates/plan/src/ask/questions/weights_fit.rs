@@ -50,8 +50,8 @@ impl Question for WeightsFit {
         step!(
             sheet,
             ranks_needed: Count =
-                ceil((weight_bytes + tp * needed) / (memory * utilization - overhead)),
-            "ranks that hold weights and one such request"
+                pow(2.0, ceil(log2((weight_bytes + tp * needed) / (memory * utilization - overhead)))),
+            "ranks that hold weights and one such request, a power of two"
         );
         let starts = tokens >= max_model_len;
         let advice = if starts {
@@ -63,7 +63,7 @@ impl Question for WeightsFit {
         } else {
             format!(
                 "vLLM refuses at --max-model-len {max_model_len:.0}: set it to {tokens:.0}, or use \
-                 --quantization fp8, or about {ranks_needed:.0} ranks"
+                 --quantization fp8, or --tensor-parallel-size {ranks_needed:.0}"
             )
         };
         let decision = Some(if starts { "starts" } else { "refuses" }.to_string());
