@@ -66,7 +66,7 @@ fn fields(gguf: &Gguf, architecture: &str) -> Map<String, Value> {
     for (key, field) in KEYS {
         let value = gguf.get(&format!("{architecture}.{key}")).and_then(json);
         // llama.cpp writes 0 for "not used".
-        if let Some(value) = value.filter(|value| *value != Value::from(0)) {
+        if let Some(value) = value.filter(|value| value.as_u64() != Some(0)) {
             values.insert(field.into(), value);
         }
     }
@@ -74,8 +74,8 @@ fn fields(gguf: &Gguf, architecture: &str) -> Map<String, Value> {
     match pattern.and_then(json) {
         // A flag a layer, true for windows, or a period.
         Some(Value::Array(flags)) => {
-            let flag =
-                |value: Value| u64::from(value != Value::from(0) && value != Value::from(false));
+            let is_set = |value: &Value| value.as_bool().unwrap_or(value.as_u64() != Some(0));
+            let flag = |value: Value| u64::from(is_set(&value));
             let flags = flags.into_iter().map(flag).collect::<Vec<_>>();
             values.insert("hybrid_layer_pattern".into(), flags.into());
         }

@@ -6,6 +6,8 @@ use crate::engines::{GIB, Verdict};
 use crate::figure::{Figure, Unit};
 use crate::fit::Fit;
 
+/// Bytes of a MiB.
+const MIB: f64 = (1_u64 << 20) as f64;
 /// Widest explanation printed; the JSON has all of it.
 const EXPLANATION_WIDTH: usize = 110;
 
@@ -103,7 +105,8 @@ fn push(text: &mut String, name: &str, figure: Option<&Figure>) {
 /// A number with its unit, as people read it.
 pub fn shown(value: f64, unit: Unit) -> String {
     match unit {
-        Unit::Bytes if value.abs() >= GIB / 100.0 => format!("{:.2} GiB", value / GIB),
+        Unit::Bytes if value.abs() >= GIB / 10.0 => format!("{:.2} GiB", value / GIB),
+        Unit::Bytes if value.abs() >= MIB => format!("{:.2} MiB", value / MIB),
         Unit::Bytes => format!("{value:.0} B"),
         Unit::BytesPerToken => format!("{value:.0} B"),
         Unit::Sequences | Unit::Ratio => format!("{value:.2}"),

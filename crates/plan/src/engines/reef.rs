@@ -1,7 +1,9 @@
 //! Reef itself: the numbers are asked of the pool, `reef-kv`'s own, never worked out a second time.
 
 use reef_kv::page::{PageFormat, PageShape};
-use reef_kv::{BlockPool, ConfigError as PoolError, GroupConfig, PoolConfig};
+use reef_kv::{
+    BlockPool, ConfigError as PoolError, Fidelity, GroupConfig, PoolConfig, minimum_budget_bytes,
+};
 use reef_model::spec::Architecture;
 
 use super::setup::Setup;
@@ -189,6 +191,10 @@ fn fill(plan: &mut Plan, pool: &BlockPool, format: PageFormat) {
     } else {
         plan.verdict = Verdict::Starts;
     }
+    let least = minimum_budget_bytes(config, Fidelity::Evict);
+    plan.notes.push(format!(
+        "with `--fidelity evict` any length runs in a budget of {least} bytes or more: blocks are dropped"
+    ));
     let accounts = pool.accounts();
     plan.notes.push(format!(
         "of {} bytes: {} for pages, {} reserved for re-encoding, {} tables, {} fragmentation",

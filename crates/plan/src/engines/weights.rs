@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::setup::Setup;
+use super::setup::{Draft, DraftKind, Setup};
 use crate::figure::{Figure, Unit};
 use crate::model::{MissingFields, Model, Parameters};
 
@@ -180,9 +180,7 @@ pub fn per_gpu(model: &Model, setup: &Setup) -> Result<Figure, MissingFields> {
         // An encoder that the config does not describe.
         parameters.tower = UNKNOWN_TOWER;
     }
-    if setup.draft.is_some() {
-        parameters.dense += parameters.draft;
-    }
+    parameters.dense += draft_parameters(model, setup, &parameters);
     let ranks = (setup.tp * setup.pp) as f64;
     if let Some(bytes) = model.file_bytes {
         let formula = format!("{bytes} bytes of tensors in the file / {ranks} ranks");
@@ -214,6 +212,21 @@ pub fn per_gpu(model: &Model, setup: &Setup) -> Result<Figure, MissingFields> {
     );
     let (low, high) = setup.weights.row().spread;
     Ok(Figure::assumed(bytes, bytes * low, bytes * high, Unit::Bytes, formula))
+}
+
+/// Parameters of the draft: the model's own next-token layers, or heads of one layer of average size and
+/// the projection that mixes two hidden states (EAGLE, arXiv 2401.15077).
+fn draft_parameters(model: &Model, setup: &Setup, parameters: &Parameters) -> u64 {
+    match setup.draft {
+        Some(Draft { kind: DraftKind::NextToken, .. }) => parameters.draft,
+        Some(Draft { kind: DraftKind::Head, layers, .. }) => {
+            let layer =
+                (parameters.attention + parameters.dense) / model.layers.len().max(1) as u64;
+            let hidden = model.hidden.unwrap_or(0);
+            layers.unwrap_or(1).min(64) * (layer + 2 * hidden * hidden)
+        }
+        _ => 0,
+    }
 }
 
 /// How much the MXFP4 kernels' padding adds to experts: hidden size to a multiple of 256, expert width to

@@ -145,6 +145,16 @@ fn from_memory(
         let longest = |blocks| layout.longest(blocks, length) as f64;
         checks.push(blocks.check("est_max_len", reported, longest));
     }
+    // `no (131072 starts: 139810 tokens, 1.07x)`: the same pool at a length that does start.
+    let started = row.text("started");
+    let lengths = cells::before(started, " starts");
+    if let (Some(length), Some(reported)) =
+        (lengths.first(), cells::before(started, " tokens").first())
+    {
+        let length = Some(length.value as u64);
+        let tokens = |blocks| printed_tokens(layout, setup, length, blocks) as f64;
+        checks.push(blocks.check("kv_tokens_elsewhere", *reported, tokens));
+    }
 }
 
 fn printed_tokens(layout: &Layout, setup: &Setup, length: Option<u64>, blocks: u64) -> u64 {

@@ -76,6 +76,10 @@ impl Row {
             tp: count("tp"),
             pp: count("pp"),
             dp: count("dp"),
+            cp: ["decode-context-parallel-size", "dcp"]
+                .iter()
+                .find_map(|mark| cells::after(&words, mark))
+                .map_or(1, |ranks| ranks.value as u64),
             weights: self.weight_format(model),
             kv_keys,
             kv_values,

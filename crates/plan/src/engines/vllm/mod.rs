@@ -159,10 +159,7 @@ fn remainder(ledger: &Ledger, with_graphs: bool) -> Option<Figure> {
 }
 
 fn token_bytes(layout: &Layout) -> Figure {
-    let layers: u64 =
-        layout.groups.iter().filter(|g| g.kind != Kind::State).map(|g| g.layers).sum();
-    let formula = format!("sum over {layers} layers that cache tokens, one rank");
-    Figure::derived(layout.token_bytes as f64, Unit::BytesPerToken, formula)
+    Figure::derived(layout.token_bytes as f64, Unit::BytesPerToken, layout.token_formula.clone())
 }
 
 fn needed(layout: &Layout, length: u64) -> Figure {
@@ -221,7 +218,7 @@ fn fill(plan: &mut Plan, layout: &Layout, setup: &Setup, model: &Model, kv: &Fig
     }
     let groups = layout.groups.iter().map(shown_group).collect();
     let block_size = layout.block_size();
-    let formula = format!("page of a layer * {} layers of a group", layout.group_size);
+    let formula = layout.block_formula.clone();
     let block_bytes = Figure::derived(layout.block_bytes as f64, Unit::Bytes, formula);
     plan.pool = Some(Pool { groups, block_bytes, blocks, block_size });
 }

@@ -71,6 +71,10 @@ pub struct Layout {
     pub padding: u64,
     /// Bytes that one token adds inside every window, all layers.
     pub token_bytes: u64,
+    /// How that sum is made up, with the numbers put in.
+    pub token_formula: String,
+    /// The same for a block's bytes.
+    pub block_formula: String,
     /// What was charged in an unexpected way.
     pub notes: Vec<String>,
     batched_tokens: u64,
@@ -111,6 +115,7 @@ impl Layout {
         }
         let token_bytes =
             specs.iter().filter(|spec| spec.kind != Kind::State).map(|s| s.bytes).sum();
+        let token_formula = token_formula(&specs);
         let pages = unify_pages(&mut specs, setup, &mut notes);
         let counted = count(&specs);
         let counts = || counted.iter().map(|(_, layers)| *layers);
@@ -135,6 +140,11 @@ impl Layout {
         };
         let padded = groups.iter().map(|group| group.groups * group_size).sum::<u64>();
         Ok(Layout {
+            token_formula,
+            block_formula: match one_kind {
+                true => format!("pages of {group_size} layers"),
+                false => format!("page of {pages} bytes * {group_size} layers of a group"),
+            },
             padding: padded.saturating_sub(specs.len() as u64),
             groups,
             group_size,
@@ -343,6 +353,19 @@ fn unify_pages(specs: &mut [Spec], setup: &Setup, notes: &mut Vec<String>) -> u6
         }
     }
     largest
+}
+
+/// `32 layers * 4096 B`, by shape.
+fn token_formula(specs: &[Spec]) -> String {
+    let cached = count(specs).into_iter().filter(|(spec, _)| spec.kind != Kind::State);
+    let parts = cached.map(|(spec, layers)| match spec.heads {
+        Some(heads) => {
+            let (kv, dims) = (heads.kv, heads.key_dim + heads.value_dim);
+            format!("{layers} layers * {} B ({kv} KV heads of {dims} channels)", spec.bytes)
+        }
+        None => format!("{layers} layers * {} B", spec.bytes),
+    });
+    parts.collect::<Vec<_>>().join(" + ")
 }
 
 /// Layers by shape, in order of first appearance.
