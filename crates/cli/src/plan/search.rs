@@ -184,7 +184,7 @@ fn document(search: &Search, found: &Found) -> serde_json::Value {
 }
 
 fn text(search: &Search, found: &Found, top: usize) -> String {
-    let Summary { input_mean, output_mean, input_p90, held_mean, requests, .. } = search.traffic;
+    let Summary { input_mean, output_mean, input_p90, held_mean, .. } = search.traffic;
     let mut lines = vec![
         format!(
             "{}: {} configurations, {} that none beats",
@@ -194,7 +194,7 @@ fn text(search: &Search, found: &Found, top: usize) -> String {
         ),
         format!(
             "Traffic: prompts of {input_mean:.0} tokens (90 % up to {input_p90:.0}), replies of \
-             {output_mean:.0}; a running sequence holds {held_mean:.0} ({requests:.0} requests)"
+             {output_mean:.0}; a running sequence holds {held_mean:.0}"
         ),
         String::new(),
         format!(

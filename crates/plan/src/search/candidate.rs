@@ -15,7 +15,7 @@ use crate::search::step_time::{Limit, StepModel};
 use crate::search::{Fleet, Search};
 
 /// Two numbers closer than this share count as equal: the model is no more exact than that.
-const SAME: f64 = 0.02;
+pub(super) const SAME: f64 = 0.05;
 
 /// A configuration worked out.
 #[derive(Clone, Debug, Serialize)]
@@ -225,7 +225,7 @@ impl Candidate<'_> {
 }
 
 impl Worked {
-    /// Whether it is at least as good in everything (equal within a fiftieth): cost, rate, TPOT, TTFT,
+    /// Whether it is at least as good in everything (equal within a twentieth): cost, rate, TPOT, TTFT,
     /// bits of weights and KV.
     pub fn beats(&self, other: &Worked) -> bool {
         let at_most = |a: f64, b: f64| a <= b * (1.0 + SAME);

@@ -106,9 +106,10 @@ pub fn search(search: &Search) -> Result<Found, AskError> {
 /// The configurations that no other beats, cheapest first, then fastest.
 fn pareto(mut worked: Vec<Worked>) -> Vec<Worked> {
     // Of equals the one with the fewest sequences admitted comes first and stays.
+    let class = |rate: f64| (rate.ln() / (1.0 + candidate::SAME).ln()).round() as i64;
     worked.sort_by(|a, b| {
-        let by_cost = a.cost.total_cmp(&b.cost).then(b.rate.total_cmp(&a.rate));
-        by_cost.then(a.max_num_seqs.cmp(&b.max_num_seqs))
+        let by_cost = a.cost.total_cmp(&b.cost).then(class(b.rate).cmp(&class(a.rate)));
+        by_cost.then(a.max_num_seqs.cmp(&b.max_num_seqs)).then(b.rate.total_cmp(&a.rate))
     });
     let mut kept: Vec<Worked> = Vec::new();
     for candidate in worked {

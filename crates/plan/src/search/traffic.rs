@@ -57,6 +57,7 @@ pub struct Traffic {
     /// Sum of (input + output / 2) × output: tokens held over the steps a request runs.
     held_steps: f64,
     longest: u64,
+    longest_input: u64,
     histogram: Vec<f64>,
     /// Requests a second, where the source has times.
     pub rate: Option<f64>,
@@ -92,6 +93,7 @@ impl Default for Traffic {
             output: 0.0,
             held_steps: 0.0,
             longest: 0,
+            longest_input: 0,
             histogram: vec![0.0; BUCKETS],
             rate: None,
         }
@@ -110,6 +112,7 @@ impl Traffic {
         self.output += weight * o;
         self.held_steps += weight * (i + o / 2.0) * o;
         self.longest = self.longest.max(tokens + reply);
+        self.longest_input = self.longest_input.max(tokens);
         let bucket = (16.0 * i.log2()) as usize;
         self.histogram[bucket.min(BUCKETS - 1)] += weight;
     }
@@ -163,16 +166,16 @@ impl Traffic {
         }
     }
 
-    /// The upper end of the bucket in which the quantile lies.
+    /// The upper end of the bucket in which the quantile lies, or the longest prompt if that is shorter.
     fn input_quantile(&self, share: f64) -> f64 {
         let mut below = 0.0;
         for (bucket, weight) in self.histogram.iter().enumerate() {
             below += weight;
             if below >= share * self.weight {
-                return 2_f64.powf((bucket + 1) as f64 / 16.0);
+                return 2_f64.powf((bucket + 1) as f64 / 16.0).min(self.longest_input as f64);
             }
         }
-        self.longest as f64
+        self.longest_input as f64
     }
 }
 
@@ -190,7 +193,10 @@ mod tests {
         assert_eq!(summary.held_mean, 3200.0);
         assert_eq!(summary.input_cv2, 0.75);
         assert_eq!(summary.longest, 5600);
-        assert!((5000.0..=5300.0).contains(&summary.input_p90), "{}", summary.input_p90);
+        assert_eq!(summary.input_p90, 5000.0);
+        let spread = (1..=1000).map(|input| format!("{input}:1")).collect::<Vec<_>>().join(",");
+        let p90 = Traffic::parse(&spread).unwrap().summary().input_p90;
+        assert!((900.0..=940.0).contains(&p90), "{p90}");
     }
 
     #[test]
