@@ -2,7 +2,7 @@
 
 use crate::ask::input::{Facts, Fallback, Input, Table};
 use crate::ask::{AskError, start};
-use crate::device::{Arithmetic, Device};
+use crate::device::Arithmetic;
 use crate::dtype::KvDtype;
 use crate::engines::weights::WeightFormat;
 use crate::figure::Unit;
@@ -84,10 +84,13 @@ pub fn active_parameters() -> Input {
     )
 }
 
-/// `--peak`: dense bf16 arithmetic of one device.
+/// `--peak`: dense arithmetic of one device, in the weights' format where the question has one.
 pub fn peak() -> Input {
-    let work = |facts: &Facts| Ok(facts.device()?.peak(Arithmetic::Bf16));
-    let origin = "the device's, dense bf16";
+    let work = |facts: &Facts| match facts.word("weights") {
+        Ok(weights) => Ok(facts.device()?.peak(arithmetic(weight_format(weights)?))),
+        Err(_) => Ok(facts.device()?.peak(Arithmetic::Bf16)),
+    };
+    let origin = "the device's, dense, for the weights' format (bf16 without one)";
     Input::worked("peak", Unit::FlopPerSecond, origin, work, "peak arithmetic of a device")
 }
 
@@ -201,11 +204,6 @@ pub fn arithmetic(format: WeightFormat) -> Arithmetic {
         WeightFormat::Nvfp4 | WeightFormat::Mxfp4 => Arithmetic::Fp4,
         _ => Arithmetic::Int8,
     }
-}
-
-/// The arithmetic that a device does with weights of a format, in operations/s.
-pub fn weight_peak(name: &str, device: &Device) -> Result<f64, AskError> {
-    Ok(device.peak(arithmetic(weight_format(name)?)))
 }
 
 /// "fits" or "does not fit", as decisions say it.

@@ -136,9 +136,13 @@ fn published_numbers_come_out_beside_those_of_the_examples() {
     near("spec", &[("gpu", "H100")], "batch_limit", 59.0, 0.002);
     near("spec", &[("gpu", "A100")], "batch_limit", 30.6, 0.002);
     near("ridge", &[("gpu", "CPU-roofline")], "batch", 9.0, 0.01);
+    // Twice the arithmetic on half the bytes; without units for fp8 half the batch.
+    near("ridge", &[("gpu", "H100"), ("weights", "fp8")], "batch", 295.0, 0.002);
+    near("ridge", &[("gpu", "A100"), ("weights", "fp8")], "batch", 76.5, 0.002);
     let eight = [("model", "Llama-3.1-70B"), ("count", "8")];
     near("disaggregate", &eight, "needed", 9.3e9, 0.01);
     near("tiers", &[], "budget", 14.0e15, 0.002);
+    near("tiers", &[], "spills", 13e6, 0.01);
     near("fp8-range", &[("format", "e5m2")], "smallest_normal", 6.10e-5, 0.001);
     // The logged block and padding of Qwen3.5-0.8B.
     near("recurrent", &[], "padding", 0.0264, 0.005);

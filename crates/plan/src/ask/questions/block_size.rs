@@ -14,7 +14,7 @@ impl Question for BlockSize {
             asks: "Which share of KV memory does this block size waste?",
             explanation: "The last block of a sequence is on average half empty: (B - 1) / 2 tokens, at most \
                 B - 1. A prefix is shared by whole blocks, so as many tokens of a match are lost. Against \
-                that stand table entries and tiles per token, which fall with B. Quantisation tiles of 128 \
+                that stand table entries and tiles per token, which fall with B. Quantization tiles of 128 \
                 tokens should be several blocks, not a block. Hybrid models raise B by themselves (recurrent).",
             source: "PagedAttention (SOSP 2023) reports under 4 % waste",
         }

@@ -48,15 +48,17 @@ impl Question for Disaggregate {
         step!(sheet, link_use: Ratio = needed / (link * link_efficiency), "share of the link");
         let keeps_up = link_use <= 1.0;
         let advice = match keeps_up {
-            true => {
-                "the link keeps up with one prefill worker; share it among at most 1 / link_use of them"
-            }
+            true => format!(
+                "the link keeps up with {:.0} such prefill workers",
+                (1.0 / link_use).floor()
+            ),
             false => {
                 "the link is too slow: fp8 KV, a faster fabric, or prefill and decode on one node"
+                    .into()
             }
         };
         let decision = Some(if keeps_up { "keeps up" } else { "too slow" }.to_string());
-        Ok(Verdict { answer: "needed", decision, advice: advice.into() })
+        Ok(Verdict { answer: "needed", decision, advice })
     }
 
     fn example(&self) -> Example {

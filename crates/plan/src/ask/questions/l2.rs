@@ -13,7 +13,7 @@ impl Question for L2 {
             asks: "Which share of a decode step can the on-device cache hold, and so save at most?",
             explanation: "A step streams all weights and all KV once; nothing is read twice within it but what \
                 several query heads share. Data pinned from one step to the next saves at most cache / \
-                streamed. On a data-centre GPU that is under a percent: a kernel that reads KV once a group \
+                streamed. On a data-center GPU that is under a percent: a kernel that reads KV once a group \
                 (packed-gqa) gains more. It pays where the whole model fits: small models on CPUs with large \
                 L3, or on devices with tens of MiB of cache and a 4-bit draft model.",
             source: "CUDA programming guide: at most 75 % of L2 can be set aside (A100: 30 of 40 MB)",

@@ -16,7 +16,7 @@ impl Question for Preempt {
                 short over the rate at which others give blocks back. Swapping costs a copy out and one \
                 back, on the victim's path both. Recomputing costs a prefill of all its tokens, less what \
                 the prefix cache still holds, and takes arithmetic from the others. Swap preserves KV that \
-                was quantised or evicted, recompute undoes it.",
+                was quantized or evicted, recompute undoes it.",
             source: "PagedAttention (SOSP 2023) section 7.3",
         }
     }

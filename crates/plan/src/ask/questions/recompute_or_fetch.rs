@@ -13,7 +13,7 @@ impl Question for RecomputeOrFetch {
             asks: "How fast must a tier be so that fetching a cached prefix beats computing it again?",
             explanation: "Prefill makes KV at kv_bytes × tokens a second; a tier that delivers faster wins. A \
                 token costs 2 operations a parameter and, in attention, 4 a channel, head and layer for \
-                every token before it (half the prefix on average), so long prefixes favour fetching. \
+                every token before it (half the prefix on average), so long prefixes favor fetching. \
                 Fetching also leaves the arithmetic units to other requests, and adds the tier's latency.",
             source: "Mooncake (FAST 2025) equations 1-2",
         }

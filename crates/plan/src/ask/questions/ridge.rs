@@ -21,15 +21,14 @@ impl Question for Ridge {
 
     fn inputs(&self) -> Vec<Input> {
         let width = |facts: &Facts| standard::weight_width(facts.word("weights")?);
-        let peak = |facts: &Facts| standard::weight_peak(facts.word("weights")?, facts.device()?);
-        let (count, flops) = (Unit::Count, Unit::FlopPerSecond);
+        let count = Unit::Count;
         vec![
             standard::gpu("H100"),
             standard::weights(),
             Input::worked("weight_width", count, "of that format", width, "bytes of a weight")
                 .within(0.1, 8.0)
                 .fixed(),
-            Input::worked("peak", flops, "the device's for that format", peak, "peak arithmetic"),
+            standard::peak(),
             standard::bandwidth(),
             Input::number(
                 "efficiency",

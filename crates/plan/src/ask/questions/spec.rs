@@ -20,7 +20,7 @@ impl Question for Spec {
             explanation: "A step that verifies g drafts yields (1 - a^(g+1)) / (1 - a) tokens at acceptance a \
                 and costs g draft steps more. Verifying is free only while batch × (g + 1) stays below the \
                 ridge; beyond, a step takes as much longer as it verifies more, and speculation loses. \
-                Attention reads KV once for all g + 1, so long contexts favour it.",
+                Attention reads KV once for all g + 1, so long contexts favor it.",
             source: "Leviathan et al. (ICML 2023); vLLM adaptive-verification docs",
         }
     }

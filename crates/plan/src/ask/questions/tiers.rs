@@ -39,11 +39,22 @@ impl Question for Tiers {
             Input::number("write_rate", Unit::BytesPerSecond, 1e9, "KV written a second"),
             standard::context(8192.0),
             Input::number("price", count, 900.0, "price of the drive, in any currency"),
+            standard::gpu("H100"),
+            standard::active_parameters(),
+            standard::peak(),
+            standard::mfu(),
+            Input::number(
+                "gpu_price",
+                count,
+                2.5,
+                "price of the GPU an hour, in the same currency",
+            ),
         ]
     }
 
     fn work(&self, sheet: &mut Worksheet) -> Result<Verdict, AskError> {
         inputs!(sheet; kv_bytes, capacity, dwpd, warranty, amplification, write_rate, context, price);
+        inputs!(sheet; active_parameters, peak, mfu, gpu_price);
         step!(
             sheet,
             budget: Bytes = capacity * dwpd * (warranty / 86400.0) / amplification,
@@ -52,11 +63,24 @@ impl Question for Tiers {
         step!(sheet, sustainable: BytesPerSecond = budget / warranty, "rate that lasts the warranty");
         step!(sheet, spills: Count = budget / (context * kv_bytes), "sequences spilled in its life");
         step!(sheet, price_per_million: Count = 1e6 * price / spills, "price of a million spills");
+        step!(
+            sheet,
+            saved_per_million: Count =
+                1e6 * context * 2.0 * active_parameters / (peak * mfu) * gpu_price / 3600.0,
+            "price of the GPU time that a million reads save"
+        );
+        step!(
+            sheet,
+            reads_to_repay: Count = price_per_million / saved_per_million,
+            "reads that repay the wear of a spill"
+        );
         step!(sheet, life: Seconds = budget / write_rate, "life at that rate");
         let lasts = life >= warranty;
         let sustained = crate::ask::quantity::display(sustainable, Unit::BytesPerSecond);
-        let advice =
-            format!("cap writes at {sustained} (write on second use, not on every eviction)");
+        let advice = format!(
+            "cap writes at {sustained}, and write what will be read {reads_to_repay:.2} times or more (on second \
+             use, not on every eviction)"
+        );
         let decision = Some(if lasts { "lasts" } else { "wears out" }.to_string());
         Ok(Verdict { answer: "life", decision, advice })
     }
