@@ -14,6 +14,12 @@ pub enum KvDtype {
     Fp8,
     /// One byte an element with scales per layer at most.
     Int8,
+    /// One byte an element and an f32 scale per token and head.
+    Int8PerHead,
+    /// The same with fp8 codes.
+    Fp8PerHead,
+    /// Half a byte an element and an f32 scale per token and head.
+    Int4PerHead,
     /// `fp8_ds_mla`: a latent of 512 fp8 codes, four f32 scales and 64 bf16 rope channels in 656 bytes.
     Fp8DsMla,
     /// NVFP4: half a byte an element and an fp8 scale per 16.
@@ -33,11 +39,14 @@ pub enum KvDtype {
 }
 
 /// Names by which engines and logs call the formats, the one we print first.
-const NAMES: [(KvDtype, &[&str]); 12] = [
+const NAMES: [(KvDtype, &[&str]); 15] = [
     (KvDtype::F32, &["f32", "fp32", "float32", "float"]),
     (KvDtype::Bf16, &["bf16", "auto", "f16", "fp16", "half", "bfloat16", "float16"]),
     (KvDtype::Fp8, &["fp8", "fp8_e4m3", "fp8_e5m2", "fp8-e4m3", "fp8-e5m2", "fp8_inc", "e4m3"]),
-    (KvDtype::Int8, &["int8", "int8_per_token_head"]),
+    (KvDtype::Int8, &["int8"]),
+    (KvDtype::Int8PerHead, &["int8_per_token_head"]),
+    (KvDtype::Fp8PerHead, &["fp8_per_token_head"]),
+    (KvDtype::Int4PerHead, &["int4_per_token_head"]),
     (KvDtype::Fp8DsMla, &["fp8_ds_mla"]),
     (KvDtype::Nvfp4, &["nvfp4", "fp4", "fp4_e2m1"]),
     (KvDtype::Q8_0, &["q8_0"]),
@@ -70,7 +79,8 @@ impl KvDtype {
         match self {
             KvDtype::F32 => (4, 1),
             KvDtype::Bf16 => (2, 1),
-            KvDtype::Fp8 | KvDtype::Int8 => (1, 1),
+            KvDtype::Fp8 | KvDtype::Int8 | KvDtype::Int8PerHead | KvDtype::Fp8PerHead => (1, 1),
+            KvDtype::Int4PerHead => (1, 2),
             KvDtype::Fp8DsMla => (656, 576),
             KvDtype::Nvfp4 => (9, 16),
             KvDtype::Q8_0 => (34, 32),
@@ -79,6 +89,14 @@ impl KvDtype {
             KvDtype::Q5_0 => (22, 32),
             KvDtype::Q4_1 => (20, 32),
             KvDtype::Q4_0 => (18, 32),
+        }
+    }
+
+    /// Bytes of scales beside each head's vector of one token.
+    pub fn scale_bytes(self) -> u64 {
+        match self {
+            KvDtype::Int8PerHead | KvDtype::Fp8PerHead | KvDtype::Int4PerHead => 4,
+            _ => 0,
         }
     }
 
@@ -100,6 +118,7 @@ mod tests {
         assert_eq!(KvDtype::parse("fp7"), None);
         assert_eq!(KvDtype::Q8_0.bytes(128), 136);
         assert_eq!(KvDtype::Fp8DsMla.bytes(576), 656);
+        assert_eq!(KvDtype::Int4PerHead.bytes(128) + KvDtype::Int4PerHead.scale_bytes(), 68);
         for name in KvDtype::known() {
             assert!(KvDtype::parse(name).is_some(), "{name}");
         }

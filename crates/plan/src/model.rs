@@ -28,7 +28,9 @@ impl Heads {
     /// Bytes of one token on one rank, keys in `key`, values in `value`.
     pub fn token_bytes(&self, key: KvDtype, value: KvDtype, tp: u64) -> u64 {
         let heads = self.per_rank(tp);
-        key.bytes(heads * self.key_dim) + value.bytes(heads * self.value_dim)
+        key.bytes(heads * self.key_dim)
+            + value.bytes(heads * self.value_dim)
+            + heads * (key.scale_bytes() + value.scale_bytes())
     }
 }
 
@@ -254,7 +256,7 @@ pub struct Model {
     pub quantization: Option<String>,
     /// Whether an encoder for images or sound stands before the language model.
     pub has_encoder: bool,
-    /// Bytes of the tensors in the file, where the source is a file with weights.
+    /// Bytes of the published tensors, where the source is a file with weights or has their index beside it.
     pub file_bytes: Option<u64>,
     /// What to distrust: fields assumed or taken from memory.
     pub notes: Vec<String>,

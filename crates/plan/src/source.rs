@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
-use crate::config::{ConfigError, Fields};
+use crate::config::{self, ConfigError, Fields};
 use crate::families::{self, LIMIT_DIM, LIMIT_TOKENS, attention, drafter};
 use crate::model::Model;
 use crate::parameters;
@@ -28,7 +28,9 @@ pub fn bundled() -> impl Iterator<Item = &'static str> {
 pub fn read(text: &str, settings: &[String]) -> Result<Model, ConfigError> {
     let path = Path::new(text);
     if path.is_dir() {
-        return read(&path.join("config.json").to_string_lossy(), settings);
+        let mut model = read(&path.join("config.json").to_string_lossy(), settings)?;
+        model.file_bytes = model.file_bytes.or_else(|| indexed_bytes(path));
+        return Ok(model);
     }
     if path.is_file() {
         if path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf")) {
@@ -115,6 +117,13 @@ pub fn from_values(
         notes: fields.notes(),
         layers,
     })
+}
+
+/// Bytes of all tensors from the index beside a sharded checkpoint: `metadata.total_size`.
+fn indexed_bytes(folder: &Path) -> Option<u64> {
+    let text = read_text(&folder.join("model.safetensors.index.json")).ok()?;
+    let index: Value = serde_json::from_str(&text).ok()?;
+    index.get("metadata")?.get("total_size").and_then(config::whole)
 }
 
 fn read_text(path: &Path) -> Result<String, ConfigError> {

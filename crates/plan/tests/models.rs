@@ -151,3 +151,21 @@ fn gguf_files_of_every_architecture_are_read() {
         assert!(model.file_bytes.unwrap() > 0 && model.parameters().unwrap().total() > 0);
     }
 }
+
+#[test]
+fn a_checkpoint_folder_tells_its_bytes() {
+    let folder = std::env::temp_dir().join(format!("reef-plan-folder-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let nested = r#"{"architectures": ["XForConditionalGeneration"], "vision_config": {"depth": 2},
+        "text_config": {"num_hidden_layers": 4, "hidden_size": 64, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "vocab_size": 100, "intermediate_size": 128}}"#;
+    std::fs::write(folder.join("config.json"), nested).unwrap();
+    let index = r#"{"metadata": {"total_size": 123456}, "weight_map": {}}"#;
+    std::fs::write(folder.join("model.safetensors.index.json"), index).unwrap();
+    let model = source::read(&folder.to_string_lossy(), &[]).unwrap();
+    assert_eq!((model.file_bytes, model.has_encoder), (Some(123_456), true));
+    assert_eq!(model.kv_bytes_per_token(KvDtype::Bf16, 1), 4 * 2 * 32 * 2);
+    // 2 heads of 16 + 16 bytes and two scales of 4 each.
+    assert_eq!(model.kv_bytes_per_token(KvDtype::Int8PerHead, 1), 4 * 2 * (32 + 8));
+    std::fs::remove_dir_all(&folder).unwrap();
+}

@@ -182,7 +182,9 @@ pub fn per_gpu(model: &Model, setup: &Setup) -> Result<Figure, MissingFields> {
     }
     parameters.dense += draft_parameters(model, setup, &parameters);
     let ranks = (setup.tp * setup.pp) as f64;
-    if let Some(bytes) = model.file_bytes {
+    let published = model.quantization.as_deref().and_then(WeightFormat::parse);
+    let as_published = setup.weights == published.unwrap_or(WeightFormat::Bf16);
+    if let Some(bytes) = model.file_bytes.filter(|_| as_published) {
         let formula = format!("{bytes} bytes of tensors in the file / {ranks} ranks");
         return Ok(Figure::derived(bytes as f64 / ranks, Unit::Bytes, formula));
     }

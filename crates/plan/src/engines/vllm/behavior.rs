@@ -19,12 +19,14 @@ pub enum Change {
     TokensFromConcurrency,
     /// The estimate of CUDA graph memory is subtracted from the pool.
     GraphsSubtracted,
+    /// `--gpu-memory-utilization` is 0.92 where it is not given, 0.9 before.
+    LargerShare,
     /// Prefix caching (and with it two states a sequence) is on for recurrent models.
     StatePrefixCaching,
 }
 
 /// Since when. Where a source gives a merge, the first release after it.
-const SINCE: [(Change, Version); 7] = [
+const SINCE: [(Change, Version); 8] = [
     // Release notes of 0.8.0: V1 by default for supported models.
     (Change::SecondEngine, Version::new(0, 8)),
     // vllm#17996 (June 2025).
@@ -37,6 +39,9 @@ const SINCE: [(Change, Version); 7] = [
     (Change::TokensFromConcurrency, Version::new(0, 21)),
     // VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS on by default: 0.19 prints only, 0.21 subtracts.
     (Change::GraphsSubtracted, Version::new(0, 21)),
+    // `Field(default=0.92)` in copies of 0.25 and later, 0.9 at 0.20; taken to have come with the
+    // subtraction of graphs, whose log message advises it.
+    (Change::LargerShare, Version::new(0, 21)),
     // Logs: one state a sequence at 0.19 and 0.23, two at 0.24 and in late 2026, without a flag.
     (Change::StatePrefixCaching, Version::new(0, 24)),
 ];
@@ -125,6 +130,12 @@ pub fn batched_tokens(setup: &Setup, max_model_len: Option<u64>) -> u64 {
         };
     }
     if is_large(setup) { 8192 } else { 2048 }
+}
+
+/// `--gpu-memory-utilization`, given or not.
+pub fn utilization(setup: &Setup) -> f64 {
+    let default = if has(Change::LargerShare, setup) { 0.92 } else { 0.9 };
+    setup.utilization.unwrap_or(default)
 }
 
 /// `--max-num-seqs` where it is not given.

@@ -15,8 +15,6 @@ use super::{
 use crate::figure::{Figure, Unit};
 use crate::model::{Cache, Model};
 
-/// `--gpu-memory-utilization` where it is not given.
-const DEFAULT_UTILIZATION: f64 = 0.9;
 /// Bytes alive per logit at the sampler's peak in the second engine: about 2 + 4 + 4 + 8 + 4 + 4.
 const BYTES_PER_LOGIT: f64 = 28.0;
 /// The same in the first engine, whose profile samples with top-p and top-k and keeps log-probabilities.
@@ -66,7 +64,7 @@ impl Engine for Vllm {
     }
 
     fn changes(&self, model: &Model, setup: &Setup, plan: &Plan) -> Vec<(String, Setup)> {
-        let utilization = setup.utilization.unwrap_or(DEFAULT_UTILIZATION);
+        let utilization = behavior::utilization(setup);
         let mut changes = mend::general_changes(model, setup, plan, utilization);
         let batched = behavior::batched_tokens(setup, plan.max_model_len);
         if batched > 2048 {
@@ -122,7 +120,7 @@ fn ledger(
     max_model_len: Option<u64>,
 ) -> Result<Ledger, PlanError> {
     let total = setup.total.clone();
-    let reserved = memory::reserved(setup, DEFAULT_UTILIZATION);
+    let reserved = memory::reserved(setup, behavior::utilization(setup));
     let chunked_first = setup.first_engine && max_model_len.is_some_and(|length| length > 32_768);
     let sequences = behavior::sequences(setup).min(batched_tokens);
     let profile = Profile {
