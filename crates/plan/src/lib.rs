@@ -6,8 +6,8 @@
 //!
 //! - [`model::Model`] from [`source::read`]: what a model keeps and weighs.
 //! - [`device`]: GPUs and links, with sources.
-
-
+//! - [`engines`]: ledger, blocks, printed tokens, refusal, mends, per engine.
+//! - [`score`]: predictions against a table of real start-up logs.
 //! - [`ask`]: one question, one file. [`search`]: configurations against a goal.
 
 pub mod ask;

@@ -203,7 +203,7 @@ fn bad_input_is_refused_with_field_value_and_mend() {
         ("spill", &[("matched", "many")][..], "--matched = `many`: write a number"),
         ("spill", &[("matched", "-5")], "--matched = `-5`: write a value from 1"),
         ("spill", &[("mfu", "150%")], "--mfu = `150%`: write a value from 1% to 100%"),
-        ("spill", &[("colour", "red")], "--colour: `spill` has no such input; it has --model"),
+        ("spill", &[("color", "red")], "--color: `spill` has no such input; it has --model"),
         ("spill", &[("gpu", "Voodoo")], "--gpu `Voodoo`: no such device"),
         ("spill", &[("model", "no-such-model")], "--model: no-such-model is neither"),
         ("beams", &[("beams", "2.5")], "--beams = `2.5`: write a whole number"),
