@@ -4,6 +4,7 @@ use crate::ask::input::Facts;
 use crate::dtype::KvDtype;
 use crate::engines::setup::{Measured, Setup};
 use crate::engines::vllm::Vllm;
+use crate::engines::vllm::behavior::{self, Change};
 use crate::engines::weights::WeightFormat;
 use crate::engines::{Engine as _, Plan};
 use crate::figure::{Figure, Unit};
@@ -11,6 +12,12 @@ use crate::figure::{Figure, Unit};
 /// The plan of a start with the model, device, ranks, formats and flags that the question declares; `None`
 /// where it declares no model, or the engine does not run it.
 pub fn plan(facts: &Facts, pool_bytes: Option<f64>) -> Option<Plan> {
+    let pool = pool_bytes.map(|pool| Figure::measured(pool, Unit::Bytes, "the pool asked about"));
+    let measured = Measured { kv: pool, ..Measured::default() };
+    Vllm.plan(facts.model?, &Setup { measured, ..setup(facts) }).ok()
+}
+
+fn setup(facts: &Facts) -> Setup {
     let whole = |name| facts.number(name).ok().map(|number| number as u64);
     let bytes = |name| {
         let number = facts.number(name).ok()?;
@@ -18,8 +25,7 @@ pub fn plan(facts: &Facts, pool_bytes: Option<f64>) -> Option<Plan> {
     };
     let kv = facts.word("kv_cache_dtype").ok().and_then(KvDtype::parse).unwrap_or(KvDtype::Bf16);
     let weights = facts.word("weights").ok().and_then(WeightFormat::parse);
-    let pool = pool_bytes.map(|pool| Figure::measured(pool, Unit::Bytes, "the pool asked about"));
-    let setup = Setup {
+    Setup {
         device: facts.device.map_or_else(String::new, |device| device.name.to_string()),
         architecture: facts
             .device
@@ -32,14 +38,17 @@ pub fn plan(facts: &Facts, pool_bytes: Option<f64>) -> Option<Plan> {
         utilization: facts.number("utilization").ok(),
         max_model_len: whole("max_model_len"),
         block_size: whole("block_size"),
-        measured: Measured { kv: pool, ..Measured::default() },
         ..Setup::default()
-    };
-    Vllm.plan(facts.model?, &setup).ok()
+    }
 }
 
-/// Bytes that the engine takes of its budget beside weights and KV; `None` where it cannot be said.
+/// Bytes that the engine takes of its budget beside weights and KV: activations, what lies outside the
+/// tensor library, and graphs where the version counts them. `None` where it cannot be said.
 pub fn overhead_bytes(facts: &Facts) -> Option<f64> {
     let ledger = plan(facts, None)?.ledger;
-    Some(ledger.reserved?.value - ledger.weights?.value - ledger.kv?.value)
+    let graphs = match behavior::has(Change::GraphsSubtracted, &setup(facts)) {
+        true => ledger.graphs?.value,
+        false => 0.0,
+    };
+    Some(ledger.activation?.value + ledger.non_torch?.value + graphs)
 }

@@ -280,3 +280,35 @@ fn json_has_every_key_on_every_question() {
         assert!(moves, "{}", json["question"]);
     }
 }
+
+#[test]
+fn overheads_are_those_of_the_engines_plan_however_little_fits() {
+    // 131 GiB of weights on one device of 75: the pool is lost, the overhead is what it was. (Below 70 GiB
+    // vLLM's default batch is another one.)
+    let roomy = answer_of("million-tokens", &[("weights", "int4"), ("memory", "79GiB")]);
+    let tight = answer_of("million-tokens", &[("weights", "bf16"), ("memory", "75GiB")]);
+    let overhead = |answer: &Answer| {
+        answer.inputs.iter().find(|input| input.name == "overhead").unwrap().value.clone()
+    };
+    assert_eq!(overhead(&roomy), overhead(&tight));
+    let Value::Number(bytes) = overhead(&roomy) else { panic!("a number") };
+    assert!((1e9..1e10).contains(&bytes), "{bytes}");
+}
+
+#[test]
+fn a_refusal_is_in_the_engines_own_words() {
+    let refused = answer_of("startup", &[("gpu", "L4"), ("pool", "4.6GiB")]);
+    assert_eq!(refused.decision.as_deref(), Some("refuses"));
+    for words in [
+        "max seq len (131072)",
+        "(16.00 GiB KV cache is needed",
+        "available KV cache memory (4.60 GiB)",
+        "estimated maximum model length is 37680",
+    ] {
+        assert!(refused.advice.contains(words), "{words} is not in {}", refused.advice);
+    }
+    // cases.csv C003, first engine: 2,356 blocks of 16 fit 4.6 GiB.
+    assert!(is_near(refused.figure.value, 2356.0 * 16.0, 0.001));
+    let started = answer_of("startup", &[("gpu", "L4"), ("pool", "4.6GiB"), ("max_model_len", "32768")]);
+    assert_eq!(started.decision.as_deref(), Some("starts"));
+}

@@ -59,7 +59,7 @@ impl Question for MemoryLedger {
                 "CUDA context, NCCL, other processes",
             ),
             Input::worked("graphs", bytes, origin, graphs, "CUDA graphs").within(0.0, 1e13),
-            Input::choice("graphs_in_budget", "no", &["no", "yes"], "subtracted (vLLM 0.21 on)"),
+            Input::choice("graphs_in_budget", "yes", &["yes", "no"], "subtracted (vLLM 0.21 on)"),
         ]
     }
 
@@ -76,8 +76,11 @@ impl Question for MemoryLedger {
             "left for KV"
         );
         step!(sheet, tokens: Tokens = max(0.0, kv_pool) / kv_bytes, "tokens it holds");
-        let outside = memory - budget - (graphs - graphs_counted);
-        step!(sheet, spare: Bytes = outside, "of the device outside everything");
+        step!(
+            sheet,
+            spare: Bytes = memory - budget - (graphs - graphs_counted),
+            "of the device outside everything"
+        );
         let advice = if kv_pool <= 0.0 {
             "nothing is left for KV: more ranks, smaller weights or a higher --gpu-memory-utilization"
         } else if spare < 0.0 {
@@ -98,6 +101,7 @@ impl Question for MemoryLedger {
                 ("activations", "1.26GiB"),
                 ("non-torch", "1.79GiB"),
                 ("graphs", "0.5GiB"),
+                ("graphs-in-budget", "no"),
             ],
             answer: 5.721_670e10,
             cited: Cited {
