@@ -79,6 +79,11 @@ pub fn after(text: &str, mark: &str) -> Option<Printed> {
     if rest.starts_with(|c: char| c.is_ascii_digit()) { Printed::parse(rest) } else { None }
 }
 
+/// The numbers that follow each `mark` in a text.
+pub fn after_each(text: &str, mark: &str) -> Vec<Printed> {
+    text.match_indices(mark).filter_map(|(at, _)| after(&text[at..], mark)).collect()
+}
+
 /// The numbers that stand right before `mark` in a text.
 pub fn before(text: &str, mark: &str) -> Vec<Printed> {
     let ends = text.match_indices(mark).map(|(at, _)| at);
@@ -118,5 +123,6 @@ mod tests {
         assert_eq!(before(text, " cells")[0].value, 768.0);
         assert_eq!(after(text, "none"), None);
         assert!(before("x MiB", " MiB").is_empty());
+        assert_eq!(after_each("K 1.5 V 2; K size: 3 K x", "K ").len(), 1);
     }
 }

@@ -288,11 +288,7 @@ fn sglang(row: &Row, model: &Model, setup: &Setup) -> Vec<Check> {
     let other = row.text("other_reported");
     if let Some(tokens) = row.printed("kv_tokens") {
         for (metric, mark, bytes) in [("k_gib", "K ", keys), ("v_gib", "V ", values)] {
-            let reported = other.strip_prefix(mark).and_then(Printed::parse).or_else(|| {
-                let found = cells::after(other, &format!(" {mark}"));
-                found.or_else(|| cells::after(other, &format!("{mark}size")))
-            });
-            if let Some(reported) = reported.filter(|_| bytes > 0) {
+            if let Some(reported) = printed_pools(other, mark, model).filter(|_| bytes > 0) {
                 let gib = bytes as f64 * tokens.value / GIB;
                 checks.push(Check::plain(metric, "kv_tokens", gib, reported));
             }
@@ -305,6 +301,21 @@ fn sglang(row: &Row, model: &Model, setup: &Setup) -> Vec<Check> {
         checks.push(Check::plain("max_concurrency", "kv_tokens", concurrency, reported));
     }
     checks
+}
+
+/// The size of keys or values: the first number after `mark`, draft pools aside; of a model with windows
+/// the sum over its pools, which are printed apart.
+fn printed_pools(text: &str, mark: &str, model: &Model) -> Option<Printed> {
+    let spaced = format!(" {}", text.replace("size: ", "").replace("size ", ""));
+    let target: Vec<&str> = spaced.split("draft").take(1).collect();
+    let sizes = cells::after_each(target.first()?, &format!(" {mark}"));
+    let windows = model.layers.iter().any(|layer| matches!(layer, Cache::Sliding { .. }));
+    let first = *sizes.first()?;
+    if !windows {
+        return Some(first);
+    }
+    let value = sizes.iter().map(|size| size.value).sum();
+    Some(Printed { value, half_unit: sizes.iter().map(|size| size.half_unit).sum() })
 }
 
 /// Tokens that a pool of the reported size holds, in blocks of `block` tokens unless the row says.

@@ -9,7 +9,8 @@ use crate::model::{Cache, Model};
 pub enum Change {
     /// The second engine (V1) is the default.
     SecondEngine,
-    /// Window layers get groups of their own instead of being charged as full attention.
+    /// Window layers get groups of their own instead of being charged as full attention, and concurrency
+    /// is counted in blocks, not tokens.
     WindowGroups,
     /// So do chunked-attention layers.
     ChunkGroups,
@@ -21,12 +22,14 @@ pub enum Change {
     GraphsSubtracted,
     /// `--gpu-memory-utilization` is 0.92 where it is not given, 0.9 before.
     LargerShare,
+    /// Prefix caching may be turned on for recurrent models at all.
+    StatePrefixPossible,
     /// Prefix caching (and with it two states a sequence) is on for recurrent models.
     StatePrefixCaching,
 }
 
 /// Since when. Where a source gives a merge, the first release after it.
-const SINCE: [(Change, Version); 8] = [
+const SINCE: [(Change, Version); 9] = [
     // Release notes of 0.8.0: V1 by default for supported models.
     (Change::SecondEngine, Version::new(0, 8)),
     // vllm#17996 (June 2025).
@@ -42,6 +45,9 @@ const SINCE: [(Change, Version); 8] = [
     // `Field(default=0.92)` in copies of 0.25 and later, 0.9 at 0.20; taken to have come with the
     // subtraction of graphs, whose log message advises it.
     (Change::LargerShare, Version::new(0, 21)),
+    // vllm#28228: 0.11 turns the flag off again ("without support for prefix caching: disabling"), so do
+    // logs up to 0.15; logs of 0.17 have it.
+    (Change::StatePrefixPossible, Version::new(0, 16)),
     // Logs: one state a sequence at 0.19 and 0.23, two at 0.24 and in late 2026, without a flag.
     (Change::StatePrefixCaching, Version::new(0, 24)),
 ];
@@ -93,6 +99,7 @@ pub fn has(change: Change, setup: &Setup) -> bool {
 /// prefix caching, 2 with it (`align`), and one per draft token.
 pub fn states_per_sequence(setup: &Setup) -> u64 {
     let aligned = setup.prefix_caching.unwrap_or_else(|| has(Change::StatePrefixCaching, setup));
+    let aligned = aligned && has(Change::StatePrefixPossible, setup);
     1 + u64::from(aligned) + setup.draft_tokens()
 }
 

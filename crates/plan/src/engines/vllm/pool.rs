@@ -80,7 +80,7 @@ pub struct Layout {
     batched_tokens: u64,
     states: u64,
     context_ranks: u64,
-    first_engine: bool,
+    counts_tokens: bool,
 }
 
 impl Layout {
@@ -154,7 +154,7 @@ impl Layout {
             batched_tokens,
             states: behavior::states_per_sequence(setup),
             context_ranks: setup.cp,
-            first_engine: setup.first_engine,
+            counts_tokens: !behavior::has(Change::WindowGroups, setup),
         })
     }
 
@@ -193,8 +193,7 @@ impl Layout {
 
     /// Sequences of `length` tokens that `blocks` blocks hold.
     pub fn concurrency(&self, blocks: u64, length: u64) -> f64 {
-        if self.first_engine {
-            // It divides tokens, not blocks.
+        if self.counts_tokens {
             return blocks as f64 * self.block_size() as f64 / length.max(1) as f64;
         }
         blocks as f64 / self.request_blocks(length).max(1) as f64

@@ -100,3 +100,27 @@ fn more_memory_never_gives_fewer_tokens() {
         }
     }
 }
+
+/// vllm#28228: two ranks, `Setting attention block size to 960`, `Padding mamba page size by 1.89%`, and
+/// prefix caching turned off although it was asked for.
+#[test]
+fn latent_attention_beside_recurrence_has_blocks_of_64() {
+    let model = source::read("Kimi-Linear-48B-A3B", &[]).unwrap();
+    let setup = Setup { tp: 2, prefix_caching: Some(true), ..setup("0.11.1") };
+    let layout = Layout::new(&model, &setup, 64_000).unwrap();
+    assert_eq!((layout.block_size(), layout.group_size, layout.group_count()), (960, 7, 4));
+    let state = model.state_bytes(2) / 20;
+    let padding = (960 * 1152) as f64 / state as f64 - 1.0;
+    assert_eq!(format!("{:.2}", padding * 100.0), "1.89");
+    assert_eq!(layout.request_blocks(960), 1 + 3);
+}
+
+/// eugr/spark-vllm-docker#396: two ranks, 22.5 GiB: needs 23.25 GiB for 196,608 tokens, 190,272 would do.
+#[test]
+fn a_refusal_of_another_log() {
+    let model = source::read("MiniMax-M2.7", &[]).unwrap();
+    let mut setup = Setup { tp: 2, max_model_len: Some(196_608), ..setup("0.29.1") };
+    setup.measured.kv = kv(22.502);
+    let text = Vllm.plan(&model, &setup).unwrap().refusal.unwrap();
+    assert!(text.contains("(23.25 GiB KV cache is needed") && text.contains("is 190272."), "{text}");
+}
