@@ -213,6 +213,9 @@ fn text(search: &Search, found: &Found, top: usize) -> String {
         ),
     ];
     lines.extend(found.pareto.iter().take(top).map(line));
+    if found.pareto.is_empty() {
+        lines.push("none: loosen --ttft or --tpot, lower --rate, or give more --gpus".into());
+    }
     if found.pareto.len() > top {
         let all = found.pareto.len();
         lines.push(format!("… {} more: --top {all}", all - top));

@@ -309,6 +309,7 @@ fn a_refusal_is_in_the_engines_own_words() {
     }
     // cases.csv C003, first engine: 2,356 blocks of 16 fit 4.6 GiB.
     assert!(is_near(refused.figure.value, 2356.0 * 16.0, 0.001));
-    let started = answer_of("startup", &[("gpu", "L4"), ("pool", "4.6GiB"), ("max_model_len", "32768")]);
+    let started =
+        answer_of("startup", &[("gpu", "L4"), ("pool", "4.6GiB"), ("max_model_len", "32768")]);
     assert_eq!(started.decision.as_deref(), Some("starts"));
 }
