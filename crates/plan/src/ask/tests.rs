@@ -144,6 +144,9 @@ fn published_numbers_come_out_beside_those_of_the_examples() {
     near("tiers", &[], "budget", 14.0e15, 0.002);
     near("tiers", &[], "spills", 13e6, 0.01);
     near("fp8-range", &[("format", "e5m2")], "smallest_normal", 6.10e-5, 0.001);
+    // Start-up log C005: 53.29 GiB for KV; a sequence of 8,192 tokens takes 1 GiB.
+    let logged = [("memory", "79.22GiB"), ("weight-bytes", "14.96GiB"), ("overhead", "3.05GiB")];
+    near("concurrency", &logged, "by_memory", 53.29, 0.001);
     // The logged block and padding of Qwen3.5-0.8B.
     near("recurrent", &[], "padding", 0.0264, 0.005);
     // vLLM PR 11051 and others: 51 capture sizes up to 512.

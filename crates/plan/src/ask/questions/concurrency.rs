@@ -62,22 +62,22 @@ impl Question for Concurrency {
     fn example(&self) -> Example {
         Example {
             given: &[
-                ("model", "Llama-3.1-8B"),
-                ("memory", "79.22GiB"),
-                ("weight-bytes", "14.96GiB"),
-                ("overhead", "3.05GiB"),
+                ("model", "Llama-3.1-70B"),
+                ("gpu", "MI300X"),
+                ("overhead", "5GiB"),
                 ("context", "8192"),
             ],
-            answer: 53.288,
+            answer: 14.441_79,
             cited: Cited {
-                step: "by_memory",
-                value: 53.29,
-                tolerance: 0.001,
-                from: "cases.csv C005 prints 53.29 GiB for KV; a sequence of 8,192 tokens takes 1 GiB",
+                step: "sequence_bytes",
+                value: 2_684_354_560.0,
+                tolerance: 0.0,
+                from: "Llama-3-70B, 8,192 tokens in 16 bits: 80 layers x 8 heads x 2 x 128 x 2 bytes x 8,192 = \
+                       2,684,354,560 bytes",
             },
             moves: [
-                Move { input: "context", to: "32768", answer: 13.322 },
-                Move { input: "kv_cache_dtype", to: "fp8", answer: 106.576 },
+                Move { input: "context", to: "32768", answer: 3.610_448 },
+                Move { input: "kv_cache_dtype", to: "fp8", answer: 28.883_58 },
             ],
         }
     }
