@@ -1,6 +1,7 @@
 //! Inputs that many questions share: the model, the device, and what follows from them.
 
 use crate::ask::input::{Facts, Fallback, Input, Table};
+use crate::ask::quantity::display;
 use crate::ask::{AskError, start};
 use crate::device::Arithmetic;
 use crate::dtype::KvDtype;
@@ -149,7 +150,18 @@ pub fn pool() -> Input {
     let work = |facts: &Facts| {
         let tp = facts.number("tp").unwrap_or(1.0);
         let budget = facts.number("memory")? * facts.number("utilization")?;
-        Ok(budget - facts.number("weight_bytes")? / tp - facts.number("overhead")?)
+        let weights = facts.number("weight_bytes")? / tp;
+        let overhead = facts.number("overhead")?;
+        match budget - weights - overhead {
+            pool if pool > 0.0 => Ok(pool),
+            _ => Err(AskError::NoAnswer(format!(
+                "no KV memory is left: weights of {} a rank and overhead of {} exceed {}; use more --tp, \
+                 narrower --weights, another --gpu, or give --pool",
+                display(weights, Unit::Bytes),
+                display(overhead, Unit::Bytes),
+                display(budget, Unit::Bytes)
+            ))),
+        }
     };
     let origin = "memory × utilization - weight_bytes / tp - overhead";
     Input::worked("pool", Unit::Bytes, origin, work, "KV memory of one rank")

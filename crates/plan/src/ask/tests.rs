@@ -219,7 +219,11 @@ fn bad_input_is_refused_with_field_value_and_mend() {
         ("little", &[("arrivals", "31")], "--arrivals = 31 req/s is not below the limit of 30.4"),
         ("mla", &[("model", "Llama-3.1-8B")], "it has no latent cache"),
         ("recurrent", &[("model", "Llama-3.1-8B")], "does not mix recurrent and attention"),
-        ("concurrency", &[("model", "Llama-3.1-405B")], "--pool (from the model or device)"),
+        (
+            "concurrency",
+            &[("model", "Llama-3.1-405B")],
+            "no KV memory is left: weights of 756 GiB a rank",
+        ),
     ] {
         let message = error(name, pairs);
         assert!(message.contains(wanted), "{name} {pairs:?}: {message}");
