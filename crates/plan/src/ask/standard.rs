@@ -46,12 +46,18 @@ pub fn kv_cache_dtype() -> Input {
 }
 
 /// `--kv-bytes`: bytes of KV memory per token on one rank. Needs the model and its dtype before it; uses
-/// `tp` where the question has one.
+/// `tp` where the question has one, and averages windows and states over the length of a sequence where it
+/// has that.
 pub fn kv_bytes() -> Input {
     let work = |facts: &Facts| {
-        let tp = facts.number("tp").unwrap_or(1.0);
-        Ok(facts.model()?.kv_bytes_per_token(dtype(facts.word("kv_cache_dtype")?)?, tp as u64)
-            as f64)
+        let tp = facts.number("tp").unwrap_or(1.0) as u64;
+        let (model, dtype) = (facts.model()?, dtype(facts.word("kv_cache_dtype")?)?);
+        let lengths = ["context", "max_model_len", "prefix", "victim"];
+        let length = lengths.into_iter().find_map(|name| facts.number(name).ok());
+        Ok(match length.map(|tokens| tokens.max(1.0) as u64) {
+            Some(tokens) => model.kv_bytes(tokens, dtype, tp) as f64 / tokens as f64,
+            None => model.kv_bytes_per_token(dtype, tp) as f64,
+        })
     };
     let origin = "the model's, all layers, on one rank";
     Input::worked("kv_bytes", Unit::BytesPerToken, origin, work, "KV memory a token takes")

@@ -320,3 +320,23 @@ fn a_refusal_is_in_the_engines_own_words() {
         answer_of("startup", &[("gpu", "L4"), ("pool", "4.6GiB"), ("max_model_len", "32768")]);
     assert_eq!(started.decision.as_deref(), Some("starts"));
 }
+
+#[test]
+fn windows_states_and_latents_count_as_what_they_are() {
+    let value = |name: &str, pairs: &[(&str, &str)]| answer_of(name, pairs).figure.value;
+    // Gemma 3 27B at 32 K keeps 18.75 % of a full cache: 5.33 times the sequences.
+    let long = [("model", "gemma-3-27b-it"), ("context", "32768")];
+    let kv_bytes =
+        answer_of("crossover", &long).inputs.into_iter().find(|i| i.name == "kv_bytes").unwrap();
+    assert_eq!(kv_bytes.value, Value::Number(507_904.0 * 0.1875));
+    // One latent on every rank: DP-attention pays; GQA heads divide: TP stays.
+    assert!(value("mla-tp", &[("model", "Kimi-K2-Instruct")]) > 4.0);
+    assert!(value("mla-tp", &[("model", "Llama-3.1-70B")]) < 1.0);
+    let latent = ask(find("packed-gqa").unwrap(), &given(&[("model", "DeepSeek-V3")]), &[]);
+    assert!(latent.unwrap_err().to_string().contains("reef plan ask mla"));
+    // A hybrid's longest context follows vLLM's groups, not bytes a token.
+    let model = ("model", "gemma-3-27b-it");
+    let pool = ("pool", "8GiB");
+    let hybrid = value("startup", &[model, ("gpu", "B200"), pool, ("max-model-len", "131072")]);
+    assert!(hybrid > 1.5 * 8.0 * 1_073_741_824.0 / 507_904.0, "{hybrid}");
+}

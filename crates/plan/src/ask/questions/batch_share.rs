@@ -23,6 +23,7 @@ impl Question for BatchShare {
         vec![
             standard::model("Llama-3.1-8B"),
             standard::kv_cache_dtype(),
+            standard::context(4000.0),
             standard::kv_bytes(),
             Input::number(
                 "arrivals",
@@ -31,7 +32,6 @@ impl Question for BatchShare {
                 "interactive requests a second",
             ),
             Input::number("stay", Unit::Seconds, 10.0, "time a request holds memory"),
-            standard::context(4000.0),
             Input::number("z", Unit::Count, 2.326, "standard deviations: 2.326 = 1 % may wait")
                 .within(0.0, 6.0),
             Input::number("pool", Unit::Bytes, 5.722e10, "KV memory"),

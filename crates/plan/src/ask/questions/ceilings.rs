@@ -37,10 +37,10 @@ impl Question for Ceilings {
             .within(0.1, 8.0)
             .fixed(),
             standard::kv_cache_dtype(),
+            standard::context(2000.0),
             standard::kv_bytes(),
             standard::peak(),
             standard::bandwidth(),
-            standard::context(2000.0),
             Input::number("pool", Unit::Bytes, 5.722e10, "KV memory"),
             Input::number("tpot", Unit::Seconds, 0.0156, "latency target: time per output token"),
         ]

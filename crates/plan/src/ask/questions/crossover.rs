@@ -26,8 +26,8 @@ impl Question for Crossover {
             standard::weights(),
             standard::weight_bytes(),
             standard::kv_cache_dtype(),
-            standard::kv_bytes(),
             standard::context(2000.0),
+            standard::kv_bytes(),
         ]
     }
 

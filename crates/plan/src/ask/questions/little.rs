@@ -27,11 +27,11 @@ impl Question for Little {
             standard::weights(),
             standard::weight_bytes(),
             standard::kv_cache_dtype(),
+            standard::context(2000.0),
             standard::kv_bytes(),
             standard::bandwidth(),
             Input::number("arrivals", Unit::RequestsPerSecond, 10.0, "requests a second"),
             Input::number("output", Unit::Tokens, 256.0, "tokens of a reply"),
-            standard::context(2000.0),
             Input::number("pool", Unit::Bytes, 5.722e10, "KV memory"),
         ]
     }

@@ -43,6 +43,7 @@ impl Question for MillionTokens {
             standard::weights(),
             standard::weight_bytes(),
             standard::kv_cache_dtype(),
+            standard::context(1_000_000.0),
             standard::kv_bytes(),
             standard::active_parameters(),
             Input::worked(
@@ -73,7 +74,6 @@ impl Question for MillionTokens {
                 link,
                 "link between ranks",
             ),
-            standard::context(1_000_000.0),
         ]
     }
 

@@ -26,6 +26,11 @@ impl Question for MlaTp {
             let format = standard::weight_format(facts.word("weights")?)?;
             Ok(format.bytes(&Parameters { attention, ..Parameters::default() }))
         };
+        let whole = |facts: &Facts| {
+            let dtype = standard::dtype(facts.word("kv_cache_dtype")?)?;
+            Ok(facts.model()?.kv_bytes_per_token(dtype, 1) as f64)
+        };
+        let (per_token, own) = (Unit::BytesPerToken, "KV of a token on a rank that has it alone");
         let origin = "the model's attention parameters in that format";
         let meaning = "attention weights, over all ranks";
         vec![
@@ -33,6 +38,7 @@ impl Question for MlaTp {
             Input { is_fixed: false, ..standard::tp(8.0) },
             standard::kv_cache_dtype(),
             standard::kv_bytes(),
+            Input::worked("own_bytes", per_token, "the model's, on one rank", whole, own),
             Input {
                 fallback: crate::ask::input::Fallback::Word("fp8", &[]),
                 ..standard::weights()
@@ -49,9 +55,9 @@ impl Question for MlaTp {
     }
 
     fn work(&self, sheet: &mut Worksheet) -> Result<Verdict, AskError> {
-        inputs!(sheet; tp, kv_bytes, attention_bytes, pool);
+        inputs!(sheet; tp, kv_bytes, own_bytes, attention_bytes, pool);
         step!(sheet, tp_tokens: Tokens = pool / kv_bytes, "the group under TP: every rank the same");
-        step!(sheet, gross: Ratio = tp, "more tokens if weights cost nothing");
+        step!(sheet, gross: Ratio = tp * kv_bytes / own_bytes, "times more tokens if weights cost nothing");
         step!(
             sheet,
             extra_weights: Bytes = attention_bytes * (tp - 1.0) / tp,
@@ -59,7 +65,7 @@ impl Question for MlaTp {
         );
         step!(
             sheet,
-            dp_tokens: Tokens = tp * max(0.0, pool - extra_weights) / kv_bytes,
+            dp_tokens: Tokens = tp * max(0.0, pool - extra_weights) / own_bytes,
             "the group under DP-attention"
         );
         step!(sheet, gain: Ratio = dp_tokens / tp_tokens, "times more tokens");
@@ -69,7 +75,9 @@ impl Question for MlaTp {
                 "--enable-dp-attention --dp-size = ranks (SGLang), --data-parallel-size with \
                      --enable-expert-parallel (vLLM)"
             }
-            false => "stay with TP: the copied attention weights eat the gain",
+            false => {
+                "stay with TP: its ranks divide the KV already, or copied weights eat the gain"
+            }
         };
         let decision = Some(if does_gain { "DP-attention" } else { "TP" }.to_string());
         Ok(Verdict { answer: "gain", decision, advice: advice.into() })

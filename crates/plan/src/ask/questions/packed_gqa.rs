@@ -24,10 +24,15 @@ impl Question for PackedGqa {
     fn inputs(&self) -> Vec<Input> {
         let group = |facts: &Facts| {
             let model = facts.model()?;
-            let heads = model.heads.ok_or(AskError::NoAnswer(
-                "the model's config has no num_attention_heads: give --group".into(),
-            ))?;
-            Ok(heads as f64 / model.kv_heads().unwrap_or(heads).max(1) as f64)
+            let missing = |what: &str| AskError::NoAnswer(format!("{}: {what}", model.name));
+            let heads =
+                model.heads.ok_or_else(|| missing("its config counts no heads: give --group"))?;
+            let kv_heads = model.kv_heads().ok_or_else(|| {
+                missing(
+                    "its heads share a latent, not KV heads: `reef plan ask mla`, or give --group",
+                )
+            })?;
+            Ok(heads as f64 / kv_heads.max(1) as f64)
         };
         let width = |facts: &Facts| {
             let (bytes, per) = standard::dtype(facts.word("kv_cache_dtype")?)?.ratio();

@@ -31,6 +31,7 @@ impl Question for RecomputeOrFetch {
             standard::gpu("A100"),
             standard::count(8.0),
             standard::kv_cache_dtype(),
+            Input::number("prefix", Unit::Tokens, 8192.0, "tokens of the prefix").whole(),
             standard::kv_bytes(),
             standard::active_parameters(),
             Input::worked(
@@ -43,7 +44,6 @@ impl Question for RecomputeOrFetch {
             .within(0.0, 1e12),
             standard::peak(),
             standard::mfu(),
-            Input::number("prefix", Unit::Tokens, 8192.0, "tokens of the prefix").whole(),
             standard::host_link(),
             standard::link_efficiency(),
         ]

@@ -1,6 +1,7 @@
 //! E27: will vLLM start with these flags, and what is the longest context it takes?
 
 use super::prelude::*;
+use crate::model::Cache;
 
 pub struct Startup;
 
@@ -8,6 +9,19 @@ pub struct Startup;
 fn refusal(sheet: &Worksheet, pool: f64) -> String {
     let plan = start::plan(&sheet.facts(), Some(pool));
     plan.and_then(|plan| plan.refusal).unwrap_or_else(|| "(not known for this model)".into())
+}
+
+/// For models with windows or recurrent layers: bytes of one request and the longest that the pool holds, by
+/// vLLM's own groups. `None` for models whose layers all keep every token: the formula says it.
+fn planned(sheet: &Worksheet, pool: f64) -> Result<Option<(f64, f64)>, AskError> {
+    let keeps_all = |layer: &Cache| matches!(layer, Cache::Full { .. } | Cache::Latent(_));
+    if sheet.model()?.layers.iter().all(keeps_all) {
+        return Ok(None);
+    }
+    let plan = start::plan(&sheet.facts(), Some(pool));
+    let known = plan.and_then(|plan| Some((plan.kv_needed?.value, plan.max_len?.value)));
+    let unknown = "how vLLM cuts this model's KV memory is not known: ask `reef plan fit`";
+    known.map(Some).ok_or_else(|| AskError::NoAnswer(unknown.into()))
 }
 
 impl Question for Startup {
@@ -46,20 +60,31 @@ impl Question for Startup {
 
     fn work(&self, sheet: &mut Worksheet) -> Result<Verdict, AskError> {
         inputs!(sheet; tp, weight_bytes, kv_bytes, memory, overhead, pool, block_size, max_model_len);
-        step!(
-            sheet,
-            needed: Bytes = ceil(max_model_len / block_size) * block_size * kv_bytes,
-            "KV of one request of that length"
-        );
+        let (needed, longest) = match planned(sheet, pool)? {
+            Some((of_request, of_pool)) => {
+                let origin = "vLLM's groups of blocks for this model";
+                fact!(sheet, needed: Bytes = of_request, origin, "KV of one request of that length");
+                fact!(sheet, longest: Tokens = of_pool, origin, "largest --max-model-len that starts");
+                (needed, longest)
+            }
+            None => {
+                step!(
+                    sheet,
+                    needed: Bytes = ceil(max_model_len / block_size) * block_size * kv_bytes,
+                    "KV of one request of that length"
+                );
+                step!(
+                    sheet,
+                    longest: Tokens = floor(pool / (block_size * kv_bytes)) * block_size,
+                    "largest --max-model-len that starts"
+                );
+                (needed, longest)
+            }
+        };
         step!(
             sheet,
             utilization_needed: Ratio = (needed + weight_bytes / tp + overhead) / memory,
             "--gpu-memory-utilization that would hold it"
-        );
-        step!(
-            sheet,
-            longest: Tokens = floor(pool / (block_size * kv_bytes)) * block_size,
-            "largest --max-model-len that starts"
         );
         let starts = needed <= pool;
         let mend = match utilization_needed <= 0.97 {

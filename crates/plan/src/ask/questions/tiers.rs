@@ -25,6 +25,7 @@ impl Question for Tiers {
         vec![
             standard::model("Llama-3.1-8B"),
             standard::kv_cache_dtype(),
+            standard::context(8192.0),
             standard::kv_bytes(),
             Input::number("capacity", Unit::Bytes, 7.68e12, "bytes of the drive"),
             Input::number("dwpd", count, 1.0, "drive writes a day").within(0.01, 100.0),
@@ -37,7 +38,6 @@ impl Question for Tiers {
             Input::number("amplification", count, 1.0, "flash bytes written per byte")
                 .within(1.0, 20.0),
             Input::number("write_rate", Unit::BytesPerSecond, 1e9, "KV written a second"),
-            standard::context(8192.0),
             Input::number("price", count, 900.0, "price of the drive, in any currency"),
             standard::gpu("H100"),
             standard::active_parameters(),

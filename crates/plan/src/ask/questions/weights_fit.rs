@@ -28,11 +28,11 @@ impl Question for WeightsFit {
             standard::weights(),
             standard::weight_bytes(),
             standard::kv_cache_dtype(),
+            Input::number("max_model_len", Unit::Tokens, 131_072.0, "--max-model-len").whole(),
             standard::kv_bytes(),
             standard::memory(),
             standard::utilization(0.9),
             standard::overhead(),
-            Input::number("max_model_len", Unit::Tokens, 131_072.0, "--max-model-len").whole(),
         ]
     }
 
