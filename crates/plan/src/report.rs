@@ -52,7 +52,7 @@ pub fn text(fit: &Fit) -> String {
     push(&mut text, "tokens as printed", plan.printed_tokens.as_ref());
     push(&mut text, "full requests at once", plan.concurrency.as_ref());
     push(&mut text, "longest request", plan.max_len.as_ref());
-    let _ = writeln!(text, "\n{}", verdict(plan.verdict, plan.max_model_len));
+    let _ = writeln!(text, "\n{}", verdict(fit));
     if let Some(refusal) = &plan.refusal {
         let _ = writeln!(text, "  {} would say: {refusal}", plan.engine);
     }
@@ -71,9 +71,10 @@ pub fn text(fit: &Fit) -> String {
     text
 }
 
-fn verdict(verdict: Verdict, length: Option<u64>) -> String {
-    let of = length.map_or(String::new(), |length| format!(" with {length} tokens"));
-    match verdict {
+fn verdict(fit: &Fit) -> String {
+    let of =
+        fit.plan.max_model_len.map_or(String::new(), |length| format!(" with {length} tokens"));
+    match fit.plan.verdict {
         Verdict::Starts => format!("starts{of}"),
         Verdict::ProbablyStarts => {
             format!("probably starts{of}: not at the unlucky end of the ranges")
@@ -82,6 +83,9 @@ fn verdict(verdict: Verdict, length: Option<u64>) -> String {
             format!("probably refuses{of}: starts only at the lucky end of the ranges")
         }
         Verdict::Refuses => format!("refuses{of}"),
+        Verdict::Unknown if fit.plan.ledger.kv.is_some() => {
+            "whether it starts is not known: see the notes".into()
+        }
         Verdict::Unknown => "whether it starts is not known: give --gpu or --kv-memory".into(),
     }
 }

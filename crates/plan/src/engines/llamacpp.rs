@@ -7,7 +7,7 @@
 use super::memory;
 use super::setup::Setup;
 use super::weights;
-use super::{Engine, GIB, Ledger, Plan, PlanError, Pool, PoolGroup, Verdict};
+use super::{Engine, GIB, Ledger, Plan, PlanError, Pool, PoolGroup, Verdict, layers_formula};
 use crate::dtype::KvDtype;
 use crate::figure::{Figure, Unit};
 use crate::model::{Cache, Model};
@@ -113,7 +113,7 @@ impl Engine for LlamaCpp {
         let ledger = ledger(model, setup, kv.clone())?;
         let verdict = verdict(setup, &ledger);
         let context = context.next_multiple_of(PADDING);
-        let formula = "keys and values of every layer that has cells";
+        let formula = layers_formula(model, |layer| cell_bytes(layer, setup));
         let mut plan = Plan {
             engine: self.name(),
             version: setup.version.shown(),

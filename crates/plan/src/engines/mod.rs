@@ -16,7 +16,7 @@ use serde::Serialize;
 
 use crate::config::ConfigError;
 use crate::figure::{Figure, Unit};
-use crate::model::{MissingFields, Model};
+use crate::model::{Cache, MissingFields, Model};
 use setup::Setup;
 
 /// Why an engine's plan cannot be made.
@@ -204,6 +204,19 @@ pub fn gib(bytes: f64) -> String {
 
 /// Bytes of a GiB.
 pub const GIB: f64 = (1_u64 << 30) as f64;
+
+/// `10 layers * 4096 B + 50 layers * 8192 B`: how bytes per token add up over the layers that have some.
+pub fn layers_formula(model: &Model, bytes_of: impl Fn(&Cache) -> u64) -> String {
+    let mut counted: Vec<(u64, usize)> = Vec::new();
+    for bytes in model.layers.iter().map(bytes_of).filter(|bytes| *bytes > 0) {
+        match counted.iter_mut().find(|(known, _)| *known == bytes) {
+            Some((_, layers)) => *layers += 1,
+            None => counted.push((bytes, 1)),
+        }
+    }
+    let parts = counted.iter().map(|(bytes, layers)| format!("{layers} layers * {bytes} B"));
+    parts.collect::<Vec<_>>().join(" + ")
+}
 
 /// Applies a monotone function to a figure's best estimate and both ends.
 pub fn through(

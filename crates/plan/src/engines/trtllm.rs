@@ -7,7 +7,9 @@ use super::memory::{self, Profile};
 use super::mend;
 use super::setup::Setup;
 use super::weights;
-use super::{Engine, Ledger, Plan, PlanError, Pool, PoolGroup, Verdict, gib, through};
+use super::{
+    Engine, Ledger, Plan, PlanError, Pool, PoolGroup, Verdict, gib, layers_formula, through,
+};
 use crate::figure::{Figure, Unit};
 use crate::model::{Cache, Model};
 
@@ -24,11 +26,14 @@ pub struct TensorRtLlm;
 
 /// Bytes of one token's keys and values, all layers of one rank.
 pub fn token_bytes(model: &Model, setup: &Setup) -> u64 {
-    let bytes = |layer: &Cache| match layer.heads() {
+    model.layers.iter().map(|layer| layer_bytes(layer, setup)).sum()
+}
+
+fn layer_bytes(layer: &Cache, setup: &Setup) -> u64 {
+    match layer.heads() {
         Some(heads) => heads.token_bytes(setup.kv_keys, setup.kv_values, setup.tp),
         None => layer.token_bytes(setup.kv_keys, setup.tp),
-    };
-    model.layers.iter().map(bytes).sum()
+    }
 }
 
 impl Engine for TensorRtLlm {
@@ -40,7 +45,7 @@ impl Engine for TensorRtLlm {
         setup.check()?;
         let per_token = token_bytes(model, setup).max(1);
         let ledger = ledger(model, setup)?;
-        let formula = "sum over the layers of one rank";
+        let formula = layers_formula(model, |layer| layer_bytes(layer, setup));
         let mut plan = Plan {
             engine: self.name(),
             version: setup.version.shown(),

@@ -122,5 +122,8 @@ fn a_refusal_of_another_log() {
     let mut setup = Setup { tp: 2, max_model_len: Some(196_608), ..setup("0.29.1") };
     setup.measured.kv = kv(22.502);
     let text = Vllm.plan(&model, &setup).unwrap().refusal.unwrap();
-    assert!(text.contains("(23.25 GiB KV cache is needed") && text.contains("is 190272."), "{text}");
+    assert!(
+        text.contains("(23.25 GiB KV cache is needed") && text.contains("is 190272."),
+        "{text}"
+    );
 }
