@@ -9,6 +9,7 @@ mod load;
 mod memory;
 mod output;
 mod peer;
+mod plan;
 mod profiles;
 mod progress;
 mod pull;
@@ -43,6 +44,8 @@ enum Command {
     Bench(bench::Args),
     /// Measure what a KV format or policy does to the model's answers
     Eval(eval::Args),
+    /// Plan memory and concurrency before starting an engine
+    Plan(plan::Args),
 }
 
 /// The options that every subcommand has; flatten it into its `Args`.
@@ -90,6 +93,7 @@ fn run(command: Command) -> anyhow::Result<()> {
         Command::Tokenize(args) => tokenize::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Eval(args) => eval::run(args),
+        Command::Plan(args) => plan::run(args),
     }
 }
 
