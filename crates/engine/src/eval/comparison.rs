@@ -3,9 +3,9 @@
 use super::statistics::{Interval, batch_means, mean, quantile};
 use crate::score::TokenScore;
 
-/// Tokens of a batch of [`batch_means`]. Paired differences of neighbouring tokens correlate over a few
-/// tens of tokens; intervals grow with the batch up to about this length and not beyond (measured:
-/// docs/quality.md).
+/// Tokens of a batch of [`batch_means`]: a paragraph. Paired differences between int4 and f16 KV are nearly
+/// free of correlation (SmolLM2, 4,094 tokens: below 0.04 at every lag, standard error 0.0025 nats with
+/// batches of 1, 0.0026 with 128); what a policy dropped is missed for a sentence or two.
 pub const BATCH_TOKENS: usize = 128;
 
 /// Scores of one treatment in the order of the text, beside those of its reference where compared.
