@@ -14,6 +14,9 @@ pub enum KvDtype {
     Fp8,
     /// One byte an element with scales per layer at most.
     Int8,
+    /// Half a byte an element with scales per layer at most. (Reef's own int8 and int4 have scales per 32:
+    /// its plan asks its pool.)
+    Int4,
     /// One byte an element and an f32 scale per token and head.
     Int8PerHead,
     /// The same with fp8 codes.
@@ -39,11 +42,12 @@ pub enum KvDtype {
 }
 
 /// Names by which engines and logs call the formats, the one we print first.
-const NAMES: [(KvDtype, &[&str]); 15] = [
+const NAMES: [(KvDtype, &[&str]); 16] = [
     (KvDtype::F32, &["f32", "fp32", "float32", "float"]),
     (KvDtype::Bf16, &["bf16", "auto", "f16", "fp16", "half", "bfloat16", "float16"]),
     (KvDtype::Fp8, &["fp8", "fp8_e4m3", "fp8_e5m2", "fp8-e4m3", "fp8-e5m2", "fp8_inc", "e4m3"]),
     (KvDtype::Int8, &["int8"]),
+    (KvDtype::Int4, &["int4"]),
     (KvDtype::Int8PerHead, &["int8_per_token_head"]),
     (KvDtype::Fp8PerHead, &["fp8_per_token_head"]),
     (KvDtype::Int4PerHead, &["int4_per_token_head"]),
@@ -80,7 +84,7 @@ impl KvDtype {
             KvDtype::F32 => (4, 1),
             KvDtype::Bf16 => (2, 1),
             KvDtype::Fp8 | KvDtype::Int8 | KvDtype::Int8PerHead | KvDtype::Fp8PerHead => (1, 1),
-            KvDtype::Int4PerHead => (1, 2),
+            KvDtype::Int4 | KvDtype::Int4PerHead => (1, 2),
             KvDtype::Fp8DsMla => (656, 576),
             KvDtype::Nvfp4 => (9, 16),
             KvDtype::Q8_0 => (34, 32),

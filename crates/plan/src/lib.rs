@@ -19,7 +19,6 @@ pub mod families;
 pub mod figure;
 pub mod fit;
 pub mod gguf;
-pub mod log;
 pub mod model;
 pub mod parameters;
 pub mod report;

@@ -92,7 +92,7 @@ fn planned_bytes_are_the_bytes_allocated() {
 }
 
 #[test]
-fn int8_and_refusals_come_from_the_pool_too() {
+fn lossy_formats_and_refusals_come_from_the_pool_too() {
     let model = model(SMALL);
     let int8 = reef::Reef.plan(&model, &setup(24 << 20, KvDtype::Int8, 1800)).unwrap();
     assert_eq!(int8.kv_bytes_per_token.as_ref().unwrap().value, 12_960.0);
@@ -103,8 +103,11 @@ fn int8_and_refusals_come_from_the_pool_too() {
     let tiny = reef::Reef.plan(&model, &setup(1 << 20, KvDtype::Bf16, 1800)).unwrap();
     assert_eq!(tiny.verdict, Verdict::Refuses);
     assert!(tiny.refusal.unwrap().contains("raise --kv-memory"));
-    let fp8 = reef::Reef.plan(&model, &setup(24 << 20, KvDtype::Fp8, 1800)).unwrap_err();
-    assert!(fp8.to_string().contains("--kv-cache-dtype"), "{fp8}");
+    let int4 = reef::Reef.plan(&model, &setup(24 << 20, KvDtype::Int4, 3200)).unwrap();
+    assert_eq!(int4.kv_bytes_per_token.as_ref().unwrap().value, 7_200.0);
+    assert_eq!(int4.verdict, Verdict::Starts);
+    let other = reef::Reef.plan(&model, &setup(24 << 20, KvDtype::Q4_0, 1800)).unwrap_err();
+    assert!(other.to_string().contains("--kv-cache-dtype"), "{other}");
 }
 
 #[test]

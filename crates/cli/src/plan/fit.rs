@@ -156,6 +156,8 @@ fn parse_weights(text: &str) -> Result<WeightFormat, String> {
 fn parse_kv(text: &str) -> Result<(KvDtype, KvDtype), String> {
     let known = || KvDtype::known().collect::<Vec<_>>().join(", ");
     let parse = |text| KvDtype::parse(text).ok_or_else(|| format!("want one of {}", known()));
+    // Reef's name for 8-bit keys and 4-bit values.
+    let text = if text == "k8v4" { "int8/int4" } else { text };
     let (keys, values) = text.split_once('/').unwrap_or((text, text));
     Ok((parse(keys)?, parse(values)?))
 }

@@ -2,7 +2,8 @@
 
 use reef_kv::page::{PageFormat, PageShape};
 use reef_kv::{
-    BlockPool, ConfigError as PoolError, Fidelity, GroupConfig, PoolConfig, minimum_budget_bytes,
+    BlockPool, ConfigError as PoolError, Fidelity, GroupConfig, Ladder, PoolConfig,
+    minimum_budget_bytes,
 };
 use reef_model::spec::Architecture;
 
@@ -60,24 +61,33 @@ pub fn pool_config(
     let shape =
         PageShape { kv_heads: heads.kv as usize, head_dim: heads.key_dim as usize, block_size };
     let groups = [
-        GroupConfig { layers: full, shape, window: None },
+        GroupConfig { layers: full, shape, window: None, pinned: Vec::new() },
         GroupConfig {
             layers: windowed,
             shape,
             window: window_tokens.map(|window| window as usize),
+            pinned: Vec::new(),
         },
     ];
     let groups = groups.into_iter().filter(|group| group.layers > 0).collect();
-    Ok(PoolConfig { groups, budget_bytes, prefault: false })
+    Ok(PoolConfig { groups, budget_bytes, prefault: false, ladder: Ladder::default() })
 }
 
 fn page_format(setup: &Setup) -> Result<PageFormat, PlanError> {
-    match setup.kv_keys {
-        KvDtype::Bf16 => Ok(PageFormat::F16),
-        KvDtype::Int8 => Ok(PageFormat::Int8),
-        other => Err(PlanError::Flag {
+    match (setup.kv_keys, setup.kv_values) {
+        (KvDtype::Bf16, KvDtype::Bf16) => Ok(PageFormat::F16),
+        (KvDtype::Int8, KvDtype::Int8) => Ok(PageFormat::Int8),
+        // E5M2 takes the same bytes.
+        (KvDtype::Fp8, KvDtype::Fp8) => Ok(PageFormat::Fp8E4M3),
+        (KvDtype::Int8, KvDtype::Int4) => Ok(PageFormat::K8V4),
+        (KvDtype::Int4, KvDtype::Int4) => Ok(PageFormat::Int4),
+        (keys, values) => Err(PlanError::Flag {
             flag: "--kv-cache-dtype",
-            why: format!("Reef keeps KV in f16 or int8, not {}", other.name()),
+            why: format!(
+                "Reef keeps KV in f16, int8, fp8, int8/int4 (k8v4) or int4, not {}/{}",
+                keys.name(),
+                values.name()
+            ),
         }),
     }
 }
@@ -148,9 +158,15 @@ impl Engine for Reef {
 
     fn changes(&self, _: &Model, setup: &Setup, plan: &Plan) -> Vec<(String, Setup)> {
         let mut changes = Vec::new();
+        let mut permit = |flag: &str, dtype| {
+            let (kv_keys, kv_values) = (dtype, dtype);
+            changes.push((flag.into(), Setup { kv_keys, kv_values, ..setup.clone() }));
+        };
         if setup.kv_keys == KvDtype::Bf16 {
-            let (kv_keys, kv_values) = (KvDtype::Int8, KvDtype::Int8);
-            changes.push(("--fidelity int8".into(), Setup { kv_keys, kv_values, ..setup.clone() }));
+            permit("--fidelity int8", KvDtype::Int8);
+        }
+        if setup.kv_values != KvDtype::Int4 {
+            permit("--fidelity int4", KvDtype::Int4);
         }
         if let Some(needed) = &plan.kv_needed {
             let bytes = needed.value;
