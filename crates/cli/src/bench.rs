@@ -34,7 +34,7 @@ pub struct Args {
     #[arg(long, value_name = "N,N", value_delimiter = ',', default_value = "0,4096")]
     depth: Vec<usize>,
     /// KV formats of sealed blocks
-    #[arg(long, value_name = "F,F", value_delimiter = ',', default_value = "f16,int8",
+    #[arg(long, value_name = "F,F", value_delimiter = ',', default_value = "f16,int8,int4",
           value_parser = parse_kv_format)]
     kv_format: Vec<PageFormat>,
     /// Sequences decoded at once
