@@ -19,6 +19,8 @@ pub mod families;
 pub mod figure;
 pub mod fit;
 pub mod gguf;
+pub mod html;
+pub mod log;
 pub mod model;
 pub mod parameters;
 pub mod report;

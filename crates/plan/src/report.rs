@@ -71,7 +71,8 @@ pub fn text(fit: &Fit) -> String {
     text
 }
 
-fn verdict(fit: &Fit) -> String {
+/// Whether it starts, in words; `length` is the one planned for, in tokens.
+pub fn verdict(fit: &Fit) -> String {
     let of =
         fit.plan.max_model_len.map_or(String::new(), |length| format!(" with {length} tokens"));
     match fit.plan.verdict {

@@ -1,5 +1,7 @@
 //! `reef plan fit`: will it fit, where do the gigabytes go, and which flag to change.
 
+use std::path::PathBuf;
+
 use anyhow::bail;
 use reef_plan::device;
 use reef_plan::dtype::KvDtype;
@@ -12,6 +14,7 @@ use reef_plan::figure::{Figure, Unit};
 use reef_plan::model::Model;
 use reef_plan::{fit, report, source};
 
+use super::page;
 use crate::output::WrongArguments;
 use crate::{Common, output, sizes};
 
@@ -39,6 +42,9 @@ pub struct Args {
     ranks: RankArgs,
     #[command(flatten)]
     memory: MemoryArgs,
+    /// Write one self-contained page to this file
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
     #[command(flatten)]
     common: Common,
 }
@@ -148,12 +154,12 @@ fn parse_draft(text: &str) -> Result<DraftKind, String> {
     }
 }
 
-fn parse_weights(text: &str) -> Result<WeightFormat, String> {
+pub fn parse_weights(text: &str) -> Result<WeightFormat, String> {
     let known = || WeightFormat::known().collect::<Vec<_>>().join(", ");
     WeightFormat::parse(text).ok_or_else(|| format!("want one of {}", known()))
 }
 
-fn parse_kv(text: &str) -> Result<(KvDtype, KvDtype), String> {
+pub fn parse_kv(text: &str) -> Result<(KvDtype, KvDtype), String> {
     let known = || KvDtype::known().collect::<Vec<_>>().join(", ");
     let parse = |text| KvDtype::parse(text).ok_or_else(|| format!("want one of {}", known()));
     // Reef's name for 8-bit keys and 4-bit values.
@@ -173,15 +179,18 @@ fn parse_measured(text: &str) -> Result<(String, u64), String> {
 
 /// Runs `reef plan fit`.
 pub fn run(args: Args) -> anyhow::Result<()> {
-    let fit = answer(&args)?;
+    let (model, fit) = answer(&args)?;
+    if let Some(path) = &args.html {
+        page::write(path, &model, &fit, None)?;
+    }
     if args.common.json {
         return output::print_json(&fit);
     }
     output::print_line(report::text(&fit).trim_end())
 }
 
-/// The plan that the arguments ask for.
-pub fn answer(args: &Args) -> anyhow::Result<fit::Fit> {
+/// The model and the plan that the arguments ask for.
+fn answer(args: &Args) -> anyhow::Result<(Model, fit::Fit)> {
     let name = &args.engine.engine;
     let Some(engine) = engines::find(name) else {
         let known = engines::engines().map(Engine::name).join(", ");
@@ -189,7 +198,8 @@ pub fn answer(args: &Args) -> anyhow::Result<fit::Fit> {
     };
     let model = source::read(&args.model, &args.set)?;
     let setup = setup(args, &model, engine)?;
-    Ok(fit::fit(engine, &model, setup)?)
+    let fit = fit::fit(engine, &model, setup)?;
+    Ok((model, fit))
 }
 
 fn setup(args: &Args, model: &Model, engine: &dyn Engine) -> anyhow::Result<Setup> {

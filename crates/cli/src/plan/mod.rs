@@ -3,6 +3,8 @@
 mod ask;
 mod devices;
 mod fit;
+mod page;
+mod read;
 mod score;
 mod search;
 
@@ -17,6 +19,8 @@ pub struct Args {
 enum Question {
     /// Say whether a model fits, where the gigabytes go, and which flag to change
     Fit(Box<fit::Args>),
+    /// Read a start-up log and explain how it differs from the plan
+    Read(Box<read::Args>),
     /// Compare predictions with a table of real start-up logs
     Score(score::Args),
     /// Ask one question of a capacity planner: the number, the formula, what moves it most
@@ -31,6 +35,7 @@ enum Question {
 pub fn run(args: Args) -> anyhow::Result<()> {
     match args.question {
         Question::Fit(args) => fit::run(*args),
+        Question::Read(args) => read::run(*args),
         Question::Score(args) => score::run(args),
         Question::Ask(args) => ask::run(args),
         Question::Search(args) => search::run(*args),
