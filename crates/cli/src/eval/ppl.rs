@@ -141,6 +141,8 @@ fn score_by_reference(
     treated.comparison.reference_nll = reference.comparison.nll;
     let dropped = |window: &[u32]| window.len().saturating_sub(budget) as f64;
     treated.summary.dropped_tokens = ids.chunks(context).map(dropped).sum();
+    // What it would hold is in no page: null.
+    treated.summary.held_bytes_per_token = f64::NAN;
     Ok(treated)
 }
 
