@@ -365,7 +365,11 @@ mod tests {
         let kv = Geometry::of(shape, &[(30, None)]);
         assert_eq!(kv.bytes_per_token["f16"], 23_040.0);
         assert_eq!(kv.bytes_per_token["int8"], 12_960.0);
-        assert_eq!(amounts(&kv.bytes_per_token), "f16 23,040 bytes, int8 12,960 bytes");
+        assert_eq!(
+            amounts(&kv.bytes_per_token),
+            "f16 23,040 bytes, fp8-e4m3 11,700 bytes, fp8-e5m2 11,700 bytes, int4 7,200 bytes, \
+             int8 12,960 bytes, k8v4 10,080 bytes"
+        );
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use anyhow::{Context as _, bail};
 use reef_engine::EngineConfig;
+use reef_engine::admission::Refusal;
 use reef_engine::session::Rules;
 use reef_kv::page::PageFormat;
 use reef_kv::policy::{self, PolicyOptions};
@@ -9,7 +10,7 @@ use reef_kv::{Fidelity, Ladder, Rung, TAIL_TOKENS};
 use reef_model::gguf::Gguf;
 use reef_model::runner::ModelRunner;
 
-use crate::load::parse_kv_format;
+use crate::load::{ModelArgs, parse_kv_format};
 use crate::output::{WrongArguments, note};
 use crate::{memory, profiles, sizes};
 
@@ -31,9 +32,9 @@ pub struct KvArgs {
     /// What gives way, in this order: a list of int8, k8v4, int4 and evict, or none
     #[arg(long, value_name = "LIST", value_parser = parse_ladder)]
     ladder: Option<Ladder>,
-    /// Which blocks are dropped first: sinks, window, h2o, tova, keydiff or random
-    #[arg(long, value_name = "POLICY", default_value = "sinks")]
-    policy: String,
+    /// Which blocks are dropped first: sinks, window, h2o, tova, keydiff or random [default: sinks]
+    #[arg(long, value_name = "POLICY")]
+    policy: Option<String>,
     /// Layers whose KV stays f16 whatever happens, such as 0,1,29
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pin_layers: Vec<usize>,
@@ -64,25 +65,46 @@ impl KvArgs {
                 wanted.map_or("evict", Fidelity::name),
             )));
         }
+        if let Some(ignored) = self.ignored_policy() {
+            note(&ignored);
+        }
         self.policy().map(drop)
+    }
+
+    /// What to say of a policy that never gets to choose.
+    fn ignored_policy(&self) -> Option<String> {
+        let policy = self.policy.as_ref()?;
+        let ladder = self.ladder.clone().unwrap_or_default();
+        let what = match self.fidelity.permits(Rung::Evict) {
+            true if ladder.permits(self.fidelity, Rung::Evict) => return None,
+            true => "this --ladder".to_string(),
+            false => format!("--fidelity {}", self.fidelity.name()),
+        };
+        Some(format!("--policy {policy} has no effect: {what} drops nothing (evict would)"))
     }
 
     fn policy(&self) -> anyhow::Result<Box<dyn policy::EvictionPolicy>> {
         let options = PolicyOptions { tail_tokens: TAIL_TOKENS, ..PolicyOptions::default() };
-        policy::by_name(&self.policy, &options)
-            .map_err(|error| WrongArguments(error.to_string()).into())
+        let name = self.policy.as_deref().unwrap_or(policy::NAMES[0]);
+        policy::by_name(name, &options).map_err(|error| WrongArguments(error.to_string()).into())
     }
 
     /// The engine's configuration for the model in `gguf`, loaded as `runner`. `tokens`: what a request
-    /// will hold at most, if that is known.
+    /// will hold at most, if that is known. A profile measured on the way decides the runner's rotation
+    /// of keys, as it will for later runs.
     pub fn engine_config(
         &self,
         gguf: &Gguf,
         runner: &mut ModelRunner,
-        block_size: usize,
+        model: &ModelArgs,
         tokens: Option<usize>,
     ) -> anyhow::Result<EngineConfig> {
+        let block_size = model.block_size;
         let spec = runner.spec();
+        let layers = spec.layers;
+        if let Some(&layer) = self.pin_layers.iter().find(|layer| **layer >= layers) {
+            bail!(WrongArguments(Refusal::PinnedLayer { layer, layers }.to_string()));
+        }
         let context = spec.trained_context;
         let per_token = spec.bytes_per_token(PageFormat::F16, block_size);
         // A twentieth more than the context's pages: tables, the reserve, and spans partly filled.
@@ -91,8 +113,7 @@ impl KvArgs {
         if self.kv_memory.is_none() {
             note(&format!("KV memory: {} (--kv-memory changes it)", sizes::display(budget)));
         }
-        let ladder =
-            self.ladder_for(gguf, runner, block_size, (tokens.unwrap_or(context), budget))?;
+        let ladder = self.ladder_for(gguf, runner, model, (tokens.unwrap_or(context), budget))?;
         let rules =
             Rules { policy: self.policy()?, format_at_seal: self.kv_format, ..Rules::default() };
         Ok(EngineConfig {
@@ -111,9 +132,10 @@ impl KvArgs {
         &self,
         gguf: &Gguf,
         runner: &mut ModelRunner,
-        block_size: usize,
+        model: &ModelArgs,
         (tokens, budget): (usize, u64),
     ) -> anyhow::Result<Ladder> {
+        let block_size = model.block_size;
         let asked = self.ladder.clone().unwrap_or_default();
         let with_8_bit_keys =
             runner.spec().bytes_per_token(PageFormat::K8V4, block_size) * tokens as f64;
@@ -122,6 +144,10 @@ impl KvArgs {
             true => profiles::known_or_measured(gguf, runner, block_size)?,
             false => profiles::known(gguf),
         };
+        // The harm and the guard of keys hold under this rotation.
+        if let Some(profile) = profile.filter(|_| model.rotation_is_auto()) {
+            runner.set_key_rotation(profile.key_rotation);
+        }
         let unknown = Ladder { four_bit_keys: false, ..Ladder::default() };
         let measured = profile.map_or(unknown, |profile| profile.ladder());
         Ok(Ladder { rungs: asked.rungs, ..measured })
@@ -130,8 +156,29 @@ impl KvArgs {
 
 #[cfg(test)]
 mod tests {
-    use super::parse_ladder;
+    use super::{KvArgs, parse_ladder};
+    use clap::Parser as _;
     use reef_kv::Rung;
+
+    #[derive(clap::Parser)]
+    struct Options {
+        #[command(flatten)]
+        kv: KvArgs,
+    }
+
+    #[test]
+    fn a_policy_that_never_gets_to_choose_is_said_so() {
+        let said = |options: &str| {
+            let words = ["reef"].into_iter().chain(options.split_whitespace());
+            Options::try_parse_from(words).unwrap().kv.ignored_policy()
+        };
+        assert_eq!(said("--policy h2o"), None);
+        assert_eq!(said("--fidelity exact"), None);
+        assert!(said("--policy h2o --fidelity int4").unwrap().contains("--fidelity int4 drops"));
+        assert!(said("--policy h2o --ladder int8").unwrap().contains("--ladder drops"));
+        let kv = Options::try_parse_from(["reef"]).unwrap().kv;
+        assert_eq!(kv.policy().unwrap().name(), "sinks");
+    }
 
     #[test]
     fn rungs_of_serving_are_refused_by_name() {

@@ -78,6 +78,11 @@ impl ModelArgs {
         pull::resolve_model(&self.model, self.offline)
     }
 
+    /// Whether keys are rotated as the model's profile says.
+    pub fn rotation_is_auto(&self) -> bool {
+        matches!(self.key_rotation, KeyRotationArg::Auto)
+    }
+
     /// Loads the weights, to compute with 8-bit activations unless asked otherwise.
     pub fn runner(&self, gguf: &Gguf, threads: usize) -> anyhow::Result<ModelRunner> {
         self.load(gguf, threads, ActivationsArg::Int8)

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 use anyhow::Context as _;
 use reef_engine::profile::{self, ModelProfile};
+use reef_engine::session::EngineError;
 use reef_kv::ByFormat;
 use reef_kv::page::PageFormat;
 use reef_model::gguf::Gguf;
@@ -57,7 +58,14 @@ pub fn known_or_measured(
         return Ok(None);
     }
     note("measuring once what lossy KV memory costs this model");
-    measure(gguf, runner, block_size).map(Some)
+    match measure(gguf, runner, block_size) {
+        // A short trained context, or large blocks: what is not known is not risked.
+        Err(error) if matches!(error.downcast_ref(), Some(EngineError::ShortText { .. })) => {
+            note(&format!("keys stay at 8 bits: {error:#}"));
+            Ok(None)
+        }
+        measured => measured.map(Some),
+    }
 }
 
 /// Measures the model in `gguf` with `runner` and keeps the profile.
@@ -100,9 +108,12 @@ fn keep(key: &str, profile: &ModelProfile) -> anyhow::Result<()> {
     let folder = path.parent().context("a profile lies in a folder")?;
     std::fs::create_dir_all(folder)
         .with_context(|| format!("cannot create the folder {}", folder.display()))?;
-    std::fs::write(&partial, document(profile).to_string())
-        .and_then(|()| std::fs::rename(&partial, &path))
-        .with_context(|| format!("cannot write {}", path.display()))
+    let written = std::fs::write(&partial, document(profile).to_string())
+        .and_then(|()| std::fs::rename(&partial, &path));
+    if written.is_err() {
+        let _ = std::fs::remove_file(&partial);
+    }
+    written.with_context(|| format!("cannot write {}", path.display()))
 }
 
 /// The profile as JSON.

@@ -18,8 +18,8 @@ pub enum Refusal {
     /// The prompt leaves no position of the trained context, and dropping is not permitted.
     #[error(
         "the prompt has {prompt} tokens and max_tokens is {max_tokens}, together more than the \
-         model's trained context of {context}: shorten them, or permit `evict`, which goes on with \
-         a part of the context"
+         model's trained context of {context}: shorten them, or permit `evict` (contract and ladder), \
+         which goes on with a part of the context"
     )]
     Context {
         /// Prompt tokens.

@@ -14,7 +14,7 @@ use crate::session::{EngineError, Rules};
 /// purpose, which refer back to one another so that distant keys matter. About 650 tokens.
 pub const TEXT: &str = include_str!("profile.txt");
 
-/// Tokens computed at most; a longer text is cut.
+/// Tokens computed at most, unless large blocks need more; a longer text is cut.
 pub const MAXIMUM_TOKENS: usize = 384;
 
 /// Keys go to 4 bits where that costs less than this over 8-bit keys, in nats of divergence. Well-behaved
@@ -91,9 +91,10 @@ pub fn measure(
     ids: &[u32],
     progress: &mut dyn FnMut(usize, usize),
 ) -> Result<ModelProfile, EngineError> {
-    let most = MAXIMUM_TOKENS.min(runner.spec().trained_context);
-    let ids = &ids[..ids.len().min(most)];
     let minimum = minimum_tokens(block_size);
+    // Blocks of 128 need more.
+    let most = MAXIMUM_TOKENS.max(minimum).min(runner.spec().trained_context);
+    let ids = &ids[..ids.len().min(most)];
     if ids.len() < minimum {
         return Err(EngineError::ShortText { tokens: ids.len(), minimum });
     }

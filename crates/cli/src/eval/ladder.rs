@@ -87,6 +87,13 @@ pub fn run(args: Args) -> anyhow::Result<()> {
 }
 
 fn check(args: &Args) -> anyhow::Result<()> {
+    let switch = args.switch.unwrap_or(0);
+    if switch >= args.context {
+        bail!(WrongArguments(format!(
+            "--switch is {switch}: want less than --context {}",
+            args.context
+        )));
+    }
     let from_f16 = [PageFormat::F16].into_iter().chain(args.rungs.iter().copied());
     for (from, to) in from_f16.zip(&args.rungs) {
         if !from.can_become(*to) {

@@ -49,6 +49,9 @@ pub struct Args {
     full_share: f64,
 }
 
+/// More would take days, and tell nothing more.
+const MOST_CONTEXTS: usize = 65_536;
+
 /// Runs `reef eval recall`.
 pub fn run(args: Args) -> anyhow::Result<()> {
     let gguf = open(&args.model.path()?)?;
@@ -58,6 +61,10 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     args.treatment.check(block_size, &runner)?;
     if !(0.0..=1.0).contains(&args.full_share) {
         bail!(WrongArguments(format!("--full-share is {}: want 0 to 1", args.full_share)));
+    }
+    if !(1..=MOST_CONTEXTS).contains(&args.contexts) {
+        let contexts = args.contexts;
+        bail!(WrongArguments(format!("--contexts is {contexts}: want 1 to {MOST_CONTEXTS}")));
     }
     let trained = runner.spec().trained_context;
     if args.tokens > trained {

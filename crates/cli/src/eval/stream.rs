@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use anyhow::bail;
 use reef_engine::eval::statistics::mean;
 use reef_engine::eval::stream::{StreamState, stream};
 use reef_engine::eval::{Eviction, Lanes, Treatment};
@@ -51,6 +52,9 @@ pub struct Args {
 /// Tokens by default.
 const TOKENS: usize = 120_000;
 
+/// Tokens at most: 64 MiB of ids.
+const MOST_TOKENS: usize = 1 << 24;
+
 /// Runs `reef eval stream`.
 pub fn run(args: Args) -> anyhow::Result<()> {
     check_budget(args.budget, args.model.block_size)?;
@@ -59,8 +63,11 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let treatment =
         Treatment { format: args.kv_format, eviction: Some(eviction), ..Treatment::default() };
     let rules = [treatment.rules().map_err(|e| WrongArguments(e.to_string()))?];
-    let gguf = open(&args.model.path()?)?;
     let wanted = args.text.tokens.unwrap_or(TOKENS);
+    if !(2..=MOST_TOKENS).contains(&wanted) {
+        bail!(WrongArguments(format!("--tokens is {wanted}: want 2 to {MOST_TOKENS}")));
+    }
+    let gguf = open(&args.model.path()?)?;
     let (ids, found) = args.text.repeated_ids(&gguf, wanted)?;
     if found < wanted {
         note(&format!("the text has {found} tokens: continued from its start up to {wanted}"));

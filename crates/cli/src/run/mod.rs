@@ -7,8 +7,9 @@ mod summary;
 mod timeline;
 mod usage;
 
+use std::fs::OpenOptions;
 use std::io::{IsTerminal as _, Read as _};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
 use reef_engine::{Engine, Request, Sampling};
@@ -102,16 +103,26 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         return chat
             .converse(&mut |ids| generate(&args, &tokenizer, &mut engine, ids, interrupted));
     };
-    let streamed = generate(&args, &tokenizer, &mut engine, ids, interrupted)?;
     if let Some(path) = &args.plot {
+        check_plot(path)?;
+    }
+    let streamed = generate(&args, &tokenizer, &mut engine, ids, interrupted)?;
+    let plotted = args.plot.as_deref().map_or(Ok(()), |path| {
         std::fs::write(path, plot::svg(&streamed, &args.model.model))
-            .with_context(|| format!("cannot write --plot {}", path.display()))?;
+            .with_context(|| format!("cannot write --plot {}", path.display()))
+    });
+    match args.common.json {
+        true => print_json(&usage::document(&streamed))?,
+        false => note(&summary::text(&streamed)),
     }
-    if args.common.json {
-        return print_json(&usage::document(&streamed));
-    }
-    note(&summary::text(&streamed));
-    Ok(())
+    // Last: a full disk must not cost the answer.
+    plotted
+}
+
+/// Refuses a file that cannot be written, before minutes of work; one that exists stays as it is.
+fn check_plot(path: &Path) -> anyhow::Result<()> {
+    let opened = OpenOptions::new().create(true).append(true).open(path);
+    opened.map(drop).with_context(|| format!("cannot write --plot {}", path.display()))
 }
 
 fn check(args: &Args) -> anyhow::Result<()> {
@@ -135,8 +146,9 @@ fn prompt(args: &Args) -> anyhow::Result<Option<String>> {
         return Ok(Some(text));
     }
     if std::io::stdin().is_terminal() {
-        if args.common.json {
-            bail!(WrongArguments("--json needs a prompt: give -p or --prompt-file".into()));
+        let asked = [("--json", args.common.json), ("--plot", args.plot.is_some())];
+        if let Some((option, _)) = asked.iter().find(|(_, asked)| *asked) {
+            bail!(WrongArguments(format!("{option} needs a prompt: give -p or --prompt-file")));
         }
         return Ok(None);
     }
@@ -147,7 +159,7 @@ fn prompt(args: &Args) -> anyhow::Result<Option<String>> {
 
 fn engine(args: &Args, gguf: &Gguf, tokens: Option<usize>) -> anyhow::Result<Engine> {
     let mut runner = args.model.runner(gguf, args.common.threads())?;
-    let config = args.kv.engine_config(gguf, &mut runner, args.model.block_size, tokens)?;
+    let config = args.kv.engine_config(gguf, &mut runner, &args.model, tokens)?;
     Ok(Engine::new(runner, config)?)
 }
 

@@ -39,6 +39,34 @@ pub struct Sample {
     pub used: ByFormat<usize>,
 }
 
+/// Samples kept at most: more than any chart has columns.
+const MOST_SAMPLES: usize = 4096;
+
+/// Samples of a run of any length, evenly apart, the newest among them.
+struct Samples {
+    kept: Vec<Sample>,
+    /// Only every so many-th step stays.
+    every: u64,
+}
+
+impl Default for Samples {
+    fn default() -> Samples {
+        Samples { kept: Vec::new(), every: 1 }
+    }
+}
+
+impl Samples {
+    fn push(&mut self, sample: Sample) {
+        let every = self.every;
+        self.kept.pop_if(|last| !last.step.is_multiple_of(every));
+        if self.kept.len() == MOST_SAMPLES {
+            self.every *= 2;
+            self.kept.retain(|sample| sample.step.is_multiple_of(self.every));
+        }
+        self.kept.push(sample);
+    }
+}
+
 /// Runs `request`, writing its text to stdout as it comes where `show`.
 pub fn stream(
     engine: &mut Engine,
@@ -54,7 +82,7 @@ pub fn stream(
         show,
         interrupted,
         text: String::new(),
-        memory: Vec::new(),
+        memory: Samples::default(),
         stopped: false,
         progress: Progress::new(request.prompt.len(), "prompt tokens"),
         start: Instant::now(),
@@ -74,7 +102,7 @@ pub fn stream(
     Ok(Streamed {
         text,
         generation,
-        memory,
+        memory: memory.kept,
         time_to_first_token: first - start,
         prefill_time: prefilled.unwrap_or(start) - start,
         decode_time: end - first,
@@ -87,7 +115,7 @@ struct Listener<'a> {
     show: bool,
     interrupted: &'a AtomicBool,
     text: String,
-    memory: Vec<Sample>,
+    memory: Samples,
     /// A stop string was found: what follows it is not shown.
     stopped: bool,
     progress: Progress,
@@ -151,5 +179,24 @@ impl Listener<'_> {
             print_line("")?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_run_keeps_a_bounded_number_of_samples_and_its_newest() {
+        let mut samples = Samples::default();
+        for step in 0..10 * MOST_SAMPLES as u64 + 7 {
+            samples.push(Sample { step, tokens: step as usize, used: ByFormat::default() });
+            assert_eq!(samples.kept.last().unwrap().step, step);
+            assert!(samples.kept.len() <= MOST_SAMPLES);
+        }
+        assert!(samples.kept.len() > MOST_SAMPLES / 2);
+        let apart = |pair: &[Sample]| pair[1].step - pair[0].step;
+        let even = &samples.kept[..samples.kept.len() - 1];
+        assert!(even.windows(2).all(|pair| apart(pair) == samples.every));
     }
 }

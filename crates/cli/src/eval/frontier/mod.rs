@@ -4,7 +4,7 @@ mod cells;
 mod report;
 mod store;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
 use reef_engine::eval::comparison::Difference;
@@ -98,7 +98,7 @@ pub fn run(mut args: Args) -> anyhow::Result<()> {
     check_layers(&args.pin_layers, runner.spec().layers)?;
     context(Some(args.context), runner.spec().trained_context, false)?;
     let inputs = Inputs::new(&path, &ids, inputs(&args, contexts, &runner))?;
-    let mut store = Store::open(&args.out.with_extension("jsonl"), inputs)?;
+    let mut store = Store::open(&beside(&args.out, "jsonl"), inputs)?;
     let treatments = grid(&Grid {
         formats: &args.kv_format,
         policies: &args.policy,
@@ -123,6 +123,14 @@ pub fn run(mut args: Args) -> anyhow::Result<()> {
     measuring.all(&mut runner, &missing, &mut store)?;
     let rows: Vec<Value> = treatments.iter().filter_map(|t| store.find(t).cloned()).collect();
     write_report(&args, &rows)
+}
+
+/// The file of that extension: dots in the prefix are the user's own.
+fn beside(prefix: &Path, extension: &str) -> PathBuf {
+    let mut name = prefix.as_os_str().to_owned();
+    name.push(".");
+    name.push(extension);
+    name.into()
 }
 
 fn check(args: &Args) -> anyhow::Result<()> {
@@ -157,7 +165,7 @@ fn write_report(args: &Args, rows: &[Value]) -> anyhow::Result<()> {
     let table = report::table(rows);
     let chart = report::chart(&title, &args.text.sources().join(", "), args.context, rows);
     for (extension, text) in [("md", format!("# {title}\n\n{table}\n")), ("svg", chart)] {
-        let path = args.out.with_extension(extension);
+        let path = beside(&args.out, extension);
         std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
     }
     match args.common.json {
@@ -261,5 +269,16 @@ impl Measuring<'_> {
             "held_bytes_per_token": summary.held_bytes_per_token,
             "dropped_tokens": summary.dropped_tokens,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dots_in_the_prefix_stay() {
+        assert_eq!(beside(Path::new("out/v1.2"), "jsonl"), Path::new("out/v1.2.jsonl"));
+        assert_eq!(beside(Path::new("frontier"), "svg"), Path::new("frontier.svg"));
     }
 }

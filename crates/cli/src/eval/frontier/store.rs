@@ -1,7 +1,7 @@
 //! Finished cells in a file of JSON lines: each is written once it is done and not measured again.
 
 use std::fs::{File, OpenOptions};
-use std::io::{ErrorKind, Write as _};
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
@@ -63,12 +63,17 @@ pub struct Store {
 }
 
 impl Store {
-    /// Reads `path`, if it exists. Lines of other inputs are kept; what is no JSON is passed over.
+    /// Reads `path`, or makes it: a place that cannot be written is refused before hours of work. Lines of
+    /// other inputs are kept; what is no JSON is passed over.
     pub fn open(path: &Path, inputs: Inputs) -> anyhow::Result<Store> {
-        let text = match std::fs::read_to_string(path) {
-            Err(error) if error.kind() == ErrorKind::NotFound => String::new(),
-            read => read.with_context(|| format!("cannot read {}", path.display()))?,
-        };
+        OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(path)
+            .with_context(|| format!("cannot write {}", path.display()))?;
+        let bytes =
+            std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+        let text = String::from_utf8_lossy(&bytes);
         let lines = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
         let torn = !text.is_empty() && !text.ends_with('\n');
         Ok(Store { path: path.to_path_buf(), inputs, lines, torn })
@@ -148,5 +153,13 @@ mod tests {
         open().add(&cells[2], json!(2)).unwrap();
         let found = cells.each_ref().map(|cell| open().find(cell).cloned());
         assert_eq!(found, [Some(json!(0)), None, Some(json!(2))]);
+        // Bytes that are no text cost their line alone, too.
+        let mut damaged = b"\xff\xfe{\n".to_vec();
+        damaged.extend(std::fs::read(&path).unwrap());
+        std::fs::write(&path, damaged).unwrap();
+        assert_eq!(open().find(&cells[2]), Some(&json!(2)));
+        let nowhere = folder.0.join("none").join("cells");
+        let error = Store::open(&nowhere, Inputs(json!({}))).err().unwrap();
+        assert!(error.to_string().starts_with("cannot write"), "{error}");
     }
 }
