@@ -61,6 +61,7 @@ const OUTER_FIELDS: [&str; 3] = ["architectures", "quantization_config", "vision
 #[derive(Debug)]
 pub struct Fields {
     model: String,
+    nested: bool,
     values: Map<String, Value>,
     missing: RefCell<Vec<String>>,
 }
@@ -73,10 +74,12 @@ impl Fields {
         mut values: Map<String, Value>,
         settings: &[String],
     ) -> Result<Fields, ConfigError> {
+        let mut is_nested = false;
         while let Some(nested) = TEXT_CONFIGS.iter().find_map(|key| match values.remove(*key) {
             Some(Value::Object(nested)) => Some(nested),
             _ => None,
         }) {
+            is_nested = true;
             for (key, value) in nested {
                 let outranked = OUTER_FIELDS.contains(&key.as_str()) && values.contains_key(&key);
                 if !outranked {
@@ -90,7 +93,8 @@ impl Fields {
             let value = serde_json::from_str(value).unwrap_or_else(|_| Value::from(value));
             values.insert(field.trim().to_string(), value);
         }
-        let fields = Fields { model: name.to_string(), values, missing: RefCell::default() };
+        let (model, nested, missing) = (name.to_string(), is_nested, RefCell::default());
+        let fields = Fields { model, nested, values, missing };
         let model = fields.text("_model").unwrap_or(name).to_string();
         Ok(Fields { model, ..fields })
     }
@@ -115,6 +119,20 @@ impl Fields {
         if !self.has(field) {
             self.values.insert(field.to_string(), value);
         }
+    }
+
+    /// Sets a field that the config leaves to its family's default, and notes that it was.
+    pub fn assume(&mut self, field: &str, value: Value) {
+        self.values.insert(field.to_string(), value);
+        let listed = self.values.entry("_assumed").or_insert_with(|| Value::Array(Vec::new()));
+        if let Value::Array(names) = listed {
+            names.push(Value::from(field));
+        }
+    }
+
+    /// Whether the language model's config was nested in another's.
+    pub fn is_nested(&self) -> bool {
+        self.nested
     }
 
     /// A text.

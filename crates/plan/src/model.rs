@@ -58,6 +58,15 @@ impl Latent {
         dtype.bytes(self.rank + self.rope_dim)
     }
 
+    /// The format that a cache of `dtype` stores it in: sparse attention's fp8 kernels have their own
+    /// (vLLM's `fp8_ds_mla`; SGLang's sparse pool is the same 656 bytes).
+    pub fn stored_as(&self, dtype: KvDtype) -> KvDtype {
+        match dtype {
+            KvDtype::Fp8 if self.indexer_dim > 0 => KvDtype::Fp8DsMla,
+            dtype => dtype,
+        }
+    }
+
     /// Bytes of one indexer key: fp8 codes and an f32 scale per 128 of them.
     pub fn indexer_bytes(&self) -> u64 {
         self.indexer_dim + self.indexer_dim.div_ceil(128) * 4
@@ -83,12 +92,16 @@ pub struct Recurrent {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RecurrentKind {
+    /// Mamba-1 state-space layers (Jamba, Falcon-Mamba).
+    Mamba1,
     /// Mamba-2 state-space layers.
     Mamba2,
     /// Gated delta net (Qwen3-Next and later).
     Gdn,
     /// Kimi delta attention.
     Kda,
+    /// Short convolutions without a state (LFM2).
+    ShortConvolution,
     /// Linear attention without a convolution (MiniMax-Text-01's lightning attention).
     Lightning,
 }

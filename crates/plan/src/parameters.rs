@@ -5,8 +5,9 @@ use serde_json::Value;
 use crate::config::{ConfigError, Fields, whole};
 use crate::families::attention::{HIDDEN, QUERY_HEADS, head_dim};
 use crate::families::drafter::NEXT_TOKEN_LAYERS;
+use crate::families::recurrent::{inner_width, is_first_mamba};
 use crate::families::window::{self, Slot};
-use crate::families::{LIMIT_DIM, LIMIT_LAYERS, is_family};
+use crate::families::{LAYER_FIELDS, LIMIT_DIM, LIMIT_LAYERS, is_family, is_parallel};
 use crate::model::{Cache, MissingFields, Parameters};
 
 /// Names of the field that counts routed experts.
@@ -47,7 +48,10 @@ impl Counter<'_> {
         let vocabulary = fields.required(&["vocab_size", "padded_vocab_size"], 1 << 24)?;
         let slots = match fields.list("compress_ratios") {
             Some(_) => vec![Slot::Full; self.layers.len()],
-            None => window::slots(fields, self.layers.len())?,
+            None => {
+                let count = fields.required(&LAYER_FIELDS, LIMIT_LAYERS)? as usize;
+                window::slots(fields, count.min(self.layers.len()))?
+            }
         };
         let mut sum = Parameters { embedding: vocabulary * hidden, ..Parameters::default() };
         if !self.is_tied() {
@@ -86,6 +90,9 @@ impl Counter<'_> {
             _ if self.fields.has("compress_ratios") => self.compressed(hidden)?,
             _ => self.attention(slot, index, hidden)?,
         };
+        if is_parallel(self.fields) {
+            sum.attention += self.recurrent(hidden)?;
+        }
         Ok(())
     }
 
@@ -164,6 +171,20 @@ impl Counter<'_> {
             // Queries, keys, values, output; decay and gate through a rank of one head.
             let head = state.state_elements / channels.max(1);
             return Ok(hidden * 4 * channels + 2 * (hidden + channels) * head + taps);
+        }
+        if self.fields.has("conv_L_cache") {
+            // Input and two gates, the output.
+            return Ok(hidden * 3 * state.convolution_channels
+                + state.convolution_channels * hidden
+                + taps);
+        }
+        if is_first_mamba(self.fields) {
+            let inner = inner_width(self.fields)?;
+            let rank = self.number(&["mamba_dt_rank", "time_step_rank"])?;
+            let rank = rank.unwrap_or(hidden.div_ceil(16));
+            let states = state.state_elements / inner.max(1);
+            // Input and gate, output; step, B and C; the step's own projection; A.
+            return Ok(hidden * 3 * inner + inner * (2 * rank + 3 * states) + taps);
         }
         let heads = self.required(&["mamba_num_heads", "mamba_n_heads"])?;
         let inner = heads * self.required(&["mamba_head_dim", "mamba_d_head"])?;
@@ -293,7 +314,8 @@ impl Counter<'_> {
             value.map(|value| value.min(LIMIT_DIM))
         };
         let blocks = number(&["depth", "num_hidden_layers", "num_layers"]);
-        let (Some(blocks), Some(width)) = (blocks, number(&["hidden_size", "embed_dim", "width"]))
+        // Qwen2-VL calls the blocks' width `embed_dim` and the language model's `hidden_size`.
+        let (Some(blocks), Some(width)) = (blocks, number(&["embed_dim", "hidden_size", "width"]))
         else {
             return Ok(0);
         };

@@ -91,7 +91,8 @@ pub fn from_values(
     values: Map<String, Value>,
     settings: &[String],
 ) -> Result<Model, ConfigError> {
-    let fields = Fields::new(name, values, settings)?;
+    let mut fields = Fields::new(name, values, settings)?;
+    families::defaults::fill(&mut fields);
     let layers = families::layers(&fields)?;
     let number = |names: &[&str]| fields.number(names, LIMIT_DIM);
     let experts = number(&parameters::EXPERTS)?.unwrap_or(0);

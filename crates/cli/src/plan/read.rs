@@ -93,11 +93,7 @@ fn open(path: &Path) -> anyhow::Result<Box<dyn BufRead>> {
 }
 
 /// The model given, else the bundled one that the log's name means.
-fn model(
-    args: &Args,
-    reading: &Reading,
-    notes: &mut Vec<String>,
-) -> anyhow::Result<Option<Model>> {
+fn model(args: &Args, reading: &Reading, notes: &mut Vec<String>) -> anyhow::Result<Option<Model>> {
     if let Some(given) = &args.model {
         return Ok(Some(source::read(given, &args.set)?));
     }
@@ -113,7 +109,9 @@ fn model(
     let said: Vec<&str> = names.collect();
     notes.push(match said.first() {
         Some(name) => {
-            format!("nothing to compare with: no bundled config is {name}; give --model config.json")
+            format!(
+                "nothing to compare with: no bundled config is {name}; give --model config.json"
+            )
         }
         None => "nothing to compare with: the log names no model; give --model".into(),
     });

@@ -337,6 +337,6 @@ fn windows_states_and_latents_count_as_what_they_are() {
     // A hybrid's longest context follows vLLM's groups, not bytes a token.
     let model = ("model", "gemma-3-27b-it");
     let pool = ("pool", "8GiB");
-    let hybrid = value("startup", &[model, ("gpu", "B200"), pool, ("max-model-len", "131072")]);
+    let hybrid = value("startup", &[model, ("gpu", "H200"), pool, ("max-model-len", "131072")]);
     assert!(hybrid > 1.5 * 8.0 * 1_073_741_824.0 / 507_904.0, "{hybrid}");
 }

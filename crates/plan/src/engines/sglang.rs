@@ -21,7 +21,7 @@ pub struct Sglang;
 /// `--swa-full-tokens-ratio` the pool is sized by the full layers.
 pub fn token_bytes(model: &Model, setup: &Setup) -> (u64, u64) {
     let split = |layer: &Cache| match layer {
-        Cache::Latent(_) => (layer.token_bytes(setup.kv_keys, setup.tp), 0),
+        Cache::Latent(latent) => (layer.token_bytes(latent.stored_as(setup.kv_keys), setup.tp), 0),
         layer => layer.heads().map_or((0, 0), |heads| {
             let kv = heads.per_rank(setup.tp);
             let keys = setup.kv_keys.bytes(kv * heads.key_dim);

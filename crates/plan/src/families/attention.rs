@@ -4,16 +4,16 @@ use serde_json::Value;
 
 use super::window::Slot;
 use super::{LIMIT_DIM, LIMIT_HEAD_DIM, LIMIT_HEADS, entry};
-use crate::config::{ConfigError, Fields};
+use crate::config::{ConfigError, Fields, whole};
 use crate::model::{Cache, Heads};
 
 /// Names of the field that counts query heads.
-pub const QUERY_HEADS: [&str; 2] = ["num_attention_heads", "n_head"];
+pub const QUERY_HEADS: [&str; 3] = ["num_attention_heads", "n_head", "n_heads"];
 /// Names of the field that counts KV heads.
-const KV_HEADS: [&str; 4] =
+pub const KV_HEADS: [&str; 4] =
     ["num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num"];
 /// Names of the field with a head's channels.
-const HEAD_DIM: [&str; 3] = ["head_dim", "attention_head_dim", "kv_channels"];
+pub const HEAD_DIM: [&str; 3] = ["head_dim", "attention_head_dim", "kv_channels"];
 /// Names of the field with the width of the residual stream.
 pub const HIDDEN: [&str; 3] = ["hidden_size", "n_embd", "d_model"];
 
@@ -71,6 +71,16 @@ fn kv_heads(fields: &Fields, index: usize) -> Result<u64, ConfigError> {
         return nas_heads(fields, blocks.get(index));
     }
     let Some(name) = KV_HEADS.iter().find(|name| fields.has(name)) else {
+        // DBRX and MPT nest the count.
+        let nested = fields.get("attn_config").and_then(|config| config.get("kv_n_heads"));
+        if let Some(heads) = nested.and_then(whole).filter(|heads| *heads <= LIMIT_HEADS) {
+            return Ok(heads);
+        }
+        // Falcon-7B and StarCoder: one KV head for all.
+        let grouped = fields.flag("new_decoder_architecture") == Some(true);
+        if fields.flag("multi_query") == Some(true) && !grouped {
+            return Ok(1);
+        }
         // Without a KV head count every query head has its own (multi-head attention).
         return match fields.number(&QUERY_HEADS, LIMIT_HEADS)? {
             Some(heads) => Ok(heads),

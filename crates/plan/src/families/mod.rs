@@ -2,6 +2,7 @@
 //! only fills gaps that the fields leave.
 
 pub mod attention;
+pub mod defaults;
 pub mod drafter;
 pub mod mla;
 pub mod recurrent;
@@ -26,7 +27,7 @@ pub const LIMIT_HEAD_DIM: u64 = 1 << 14;
 pub const LIMIT_TOKENS: u64 = 1 << 32;
 
 /// Names of the field that counts layers.
-pub const LAYER_FIELDS: [&str; 3] = ["num_hidden_layers", "n_layer", "num_layers"];
+pub const LAYER_FIELDS: [&str; 4] = ["num_hidden_layers", "n_layer", "num_layers", "n_layers"];
 
 /// What each of the model's layers keeps.
 ///
@@ -50,6 +51,10 @@ pub fn layers(fields: &Fields) -> Result<Vec<Cache>, ConfigError> {
     }
     fields.complete()?;
     sharing::apply(fields, &slots, &mut layers)?;
+    if is_parallel(fields) {
+        layers.extend(vec![Cache::Recurrent(recurrent::state(fields)?); count]);
+        fields.complete()?;
+    }
     Ok(layers)
 }
 
@@ -93,6 +98,12 @@ const FAMILY_BY_NAME: [(&str, &str); 27] = [
     ("glm-4", "glm4_moe"),
     ("lightonocr", "qwen3"),
 ];
+
+/// Whether every layer has attention and a recurrence side by side (Falcon-H1). The states of such a model
+/// stand behind all its attention layers.
+pub fn is_parallel(fields: &Fields) -> bool {
+    is_family(fields, &["falcon_h1"])
+}
 
 /// Whether the family's name starts with one of `prefixes`.
 pub fn is_family(fields: &Fields, prefixes: &[&str]) -> bool {

@@ -1,8 +1,10 @@
-//! Recurrent layers: Mamba-2, gated delta nets (GDN), Kimi delta attention (KDA), lightning attention.
+//! Recurrent layers: Mamba-1 and 2, gated delta nets (GDN), Kimi delta attention (KDA), lightning attention,
+//! and short convolutions (LFM2).
 
 use serde_json::Value;
 
-use super::{LIMIT_HEAD_DIM, is_family};
+use super::attention::HIDDEN;
+use super::{LIMIT_DIM, LIMIT_HEAD_DIM, is_family};
 use crate::config::{ConfigError, Fields, whole};
 use crate::model::{Recurrent, RecurrentKind};
 
@@ -11,6 +13,12 @@ pub fn state(fields: &Fields) -> Result<Recurrent, ConfigError> {
     let state_bytes = state_bytes(fields);
     if fields.has("linear_attn_config") || fields.has("linear_num_heads") {
         return kda(fields);
+    }
+    if fields.has("conv_L_cache") {
+        return short_convolution(fields);
+    }
+    if is_first_mamba(fields) {
+        return mamba1(fields, state_bytes);
     }
     if fields.has("linear_num_value_heads") {
         let key_heads = fields.required(&["linear_num_key_heads"], LIMIT_HEAD_DIM)?;
@@ -40,6 +48,52 @@ pub fn state(fields: &Fields) -> Result<Recurrent, ConfigError> {
         });
     }
     mamba2(fields, state_bytes)
+}
+
+/// LFM2: the last `conv_L_cache - 1` inputs of a gated convolution over the residual stream.
+fn short_convolution(fields: &Fields) -> Result<Recurrent, ConfigError> {
+    let channels = match fields.number(&["conv_dim"], LIMIT_DIM)? {
+        Some(channels) => channels,
+        None => fields.required(&HIDDEN, LIMIT_DIM)?,
+    };
+    Ok(Recurrent {
+        kind: RecurrentKind::ShortConvolution,
+        convolution_channels: channels,
+        convolution_taps: fields.required(&["conv_L_cache"], LIMIT_HEAD_DIM)?,
+        state_elements: 0,
+        state_bytes: None,
+    })
+}
+
+/// Whether the recurrence is Mamba-1, whose channels have no heads (Jamba, Falcon-Mamba).
+pub fn is_first_mamba(fields: &Fields) -> bool {
+    let heads = ["mamba_num_heads", "mamba_n_heads", "n_mamba_heads", "num_heads"];
+    let states = ["mamba_d_state", "state_size"].iter().any(|name| fields.has(name));
+    states && !heads.iter().any(|name| fields.has(name))
+}
+
+/// Channels inside a Mamba-1 layer: `mamba_expand * hidden_size`, or stated.
+pub fn inner_width(fields: &Fields) -> Result<u64, ConfigError> {
+    if is_family(fields, &["mamba", "falcon_mamba"])
+        && let Some(width) = fields.number(&["intermediate_size"], LIMIT_DIM)?
+    {
+        return Ok(width);
+    }
+    let expand = fields.number(&["mamba_expand", "expand"], 1 << 6)?.unwrap_or(2);
+    Ok(expand * fields.required(&HIDDEN, LIMIT_DIM)?)
+}
+
+/// Mamba-1: convolution over the inner channels, `d_state` elements for each.
+fn mamba1(fields: &Fields, state_bytes: Option<u64>) -> Result<Recurrent, ConfigError> {
+    let inner = inner_width(fields)?;
+    let state = fields.required(&["mamba_d_state", "state_size"], LIMIT_HEAD_DIM)?;
+    Ok(Recurrent {
+        kind: RecurrentKind::Mamba1,
+        convolution_channels: inner,
+        convolution_taps: fields.number(&["mamba_d_conv", "conv_kernel"], 64)?.unwrap_or(4),
+        state_elements: inner * state,
+        state_bytes,
+    })
 }
 
 /// Mamba-2: convolution over `heads * head_dim + 2 * groups * d_state` channels, state of

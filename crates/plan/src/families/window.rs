@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::{LIMIT_LAYERS, LIMIT_TOKENS, entry, family};
+use super::{LIMIT_LAYERS, LIMIT_TOKENS, entry, family, is_family};
 use crate::config::{ConfigError, Fields};
 
 /// What stands in one place of the stack.
@@ -62,7 +62,15 @@ fn named(fields: &Fields, field: &'static str) -> Result<PerLayer, ConfigError> 
                 window(fields)?
             }
             "chunked_attention" | "chunked" => chunk(fields)?,
-            "linear_attention" | "mamba" | "mamba2" | "gdn" | "kda" => Slot::Recurrent,
+            "linear_attention"
+            | "lightning_attention"
+            | "mamba"
+            | "mamba2"
+            | "gdn"
+            | "kda"
+            | "conv"
+            | "short_conv"
+            | "recurrent" => Slot::Recurrent,
             "mlp" | "feed_forward" => Slot::FeedForward,
             "moe" => Slot::Experts,
             _ => return Err(wrong()),
@@ -112,6 +120,12 @@ fn periodic(fields: &Fields, count: usize) -> Result<Vec<Slot>, ConfigError> {
         let slot = |layer: usize| if layer % period == period - 1 { Slot::Full } else { other };
         (0..count).map(slot).collect()
     };
+    if is_family(fields, &["mamba", "falcon_mamba"]) {
+        return Ok(vec![Slot::Recurrent; count]);
+    }
+    if let Some(pattern) = fields.text("sliding_window_pattern") {
+        return repeated(fields, pattern, count);
+    }
     if let Some(period) = fields.number(&["full_attention_interval"], LIMIT_LAYERS)? {
         return Ok(every(period, Slot::Recurrent));
     }
@@ -140,6 +154,21 @@ fn periodic(fields: &Fields, count: usize) -> Result<Vec<Slot>, ConfigError> {
         // Llama 4: every fourth layer has no rope and attends to all.
         Some(chunk) if chunk > 0 => Ok(every(4, Slot::Chunked(chunk))),
         _ => Ok(vec![Slot::Full; count]),
+    }
+}
+
+/// EXAONE 4: `LLLG`, repeated: `L` a window, `G` full.
+fn repeated(fields: &Fields, pattern: &str, count: usize) -> Result<Vec<Slot>, ConfigError> {
+    let wrong = || fields.wrong("sliding_window_pattern", "a period, or letters L and G");
+    let slot = |letter| match letter {
+        'L' => window(fields),
+        'G' => Ok(Slot::Full),
+        _ => Err(wrong()),
+    };
+    let period: Vec<Slot> = pattern.chars().map(slot).collect::<Result<_, _>>()?;
+    match period.is_empty() {
+        true => Err(wrong()),
+        false => Ok(period.iter().copied().cycle().take(count).collect()),
     }
 }
 
@@ -175,12 +204,15 @@ fn window_period(fields: &Fields) -> Result<Option<WindowPeriod>, ConfigError> {
 }
 
 /// Recurrent models that name or count their attention layers: `attn_layer_indices` (Bamba),
+/// `full_attn_idxs` (LFM2),
 /// `attn_layer_period` and `attn_layer_offset` (Jamba), `linear_attn_config.full_attn_layers` (Kimi
 /// Linear, counted from 1) or a bare count `full_attn_layers`, spread evenly.
 fn listed_attention(fields: &Fields, count: usize) -> Result<Option<Vec<Slot>>, ConfigError> {
     let kimi = fields.get("linear_attn_config").and_then(|config| config.get("full_attn_layers"));
-    let full: Vec<usize> = if let Some(list) = fields.list("attn_layer_indices") {
-        let index = |value| entry(fields, "attn_layer_indices", value).map(|index| index as usize);
+    let indices = ["attn_layer_indices", "full_attn_idxs"];
+    let listed = indices.iter().find_map(|name| Some((*name, fields.list(name)?)));
+    let full: Vec<usize> = if let Some((name, list)) = listed {
+        let index = |value| entry(fields, name, value).map(|index| index as usize);
         list.iter().map(index).collect::<Result<_, _>>()?
     } else if let Some(list) = kimi.and_then(Value::as_array) {
         let index = |value| entry(fields, "linear_attn_config", value);

@@ -65,6 +65,11 @@ pub fn push(page: &mut String, fit: &Fit) {
         let _ = writeln!(page, "<li><i class=\"rest\"></i>not used <b>{rest}</b></li>");
     }
     page.push_str("</ul>\n");
+    if total.is_some_and(|total| sum > total) {
+        page.push_str(
+            "<p class=\"hint\">More than the device has: the bar is as long as all parts.</p>\n",
+        );
+    }
     if ledger.reserved.is_some() && total.is_some() {
         page.push_str("<p class=\"hint\">The line marks what the engine may use.</p>\n");
     }

@@ -21,7 +21,7 @@ const FRAMES: [Frame; 2] = [
     Frame { class: "narrow", width: 350.0, height: 280.0, labels: 5 },
 ];
 /// Room for the labels: left, right, top, bottom.
-const MARGIN: (f64, f64, f64, f64) = (58.0, 12.0, 12.0, 34.0);
+const MARGIN: (f64, f64, f64, f64) = (58.0, 22.0, 12.0, 34.0);
 
 /// Adds the chart with its legend.
 pub fn push(page: &mut String, sweep: &Sweep) {

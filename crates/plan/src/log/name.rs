@@ -104,7 +104,7 @@ mod tests {
         for (log, wanted) in [
             ("meta-llama/Llama-3.1-8B-Instruct", Some("Llama-3.1-8B")),
             (
-                "/root/.cache/modelscope/hub/models/LLM-Research/Meta-Llama-3___1-8B-Instruct",
+                "/data/cache/modelscope/hub/models/LLM-Research/Meta-Llama-3___1-8B-Instruct",
                 Some("Llama-3.1-8B"),
             ),
             (
@@ -112,7 +112,7 @@ mod tests {
                 Some("Llama-3.1-8B"),
             ),
             (
-                "/root/.cache/huggingface/hub/models--nvidia--Llama-3.1-8B-Instruct-FP8/snapshots/026",
+                "/data/cache/huggingface/hub/models--nvidia--Llama-3.1-8B-Instruct-FP8/snapshots/026",
                 Some("Llama-3.1-8B"),
             ),
             ("unsloth/Qwen3.6-27B-NVFP4", Some("Qwen3.6-27B")),

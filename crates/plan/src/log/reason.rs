@@ -56,6 +56,11 @@ fn weights(case: &Case, line: &Line) -> String {
     if line.agreement != Agreement::Differs {
         return "checkpoints of one format differ in what they leave unquantized".into();
     }
+    if case.engine.name() == "llamacpp" && line.difference.is_some_and(|more| more < 0.0) {
+        return "copies repacked for the CPU (CPU_REPACK), or held on several devices, are counted beside \
+                the file"
+            .into();
+    }
     let other = |name| {
         let weights = WeightFormat::parse(name).filter(|format| *format != case.setup.weights)?;
         let plan = case.engine.plan(case.model, &Setup { weights, ..case.setup.clone() }).ok()?;
@@ -164,6 +169,9 @@ fn pool(case: &Case, line: &Line, lines: &[Line]) -> String {
 
 /// What follows from the pool that the log prints: the single changes of assumptions that give the log's number.
 fn arithmetic(case: &Case, line: &Line) -> String {
+    if line.plan.is_none() && case.filled.measured.kv.is_none() {
+        return "the log prints no bytes of the pool to count from".into();
+    }
     if line.plan.is_none() {
         return "no pool is planned for this model".into();
     }

@@ -113,6 +113,36 @@ pub const PATTERNS: &[Pattern] = &[
         "noonghunna/club-3090#612",
     ),
     Pattern::new(
+        "non-default args: {",
+        r"'model': '([^']{1,400})'",
+        &[Take::FirstText(Word::Model)],
+        "LMCache/LMCache#1088, noonghunna/club-3090#612",
+    ),
+    Pattern::new(
+        "non-default args: {",
+        r"'tensor_parallel_size': ([0-9]{1,6})\b",
+        &[plain(Quantity::TensorParallel)],
+        "LMCache/LMCache#1088",
+    ),
+    Pattern::new(
+        "non-default args: {",
+        r"'quantization': '([\w-]{1,40})'",
+        &[Take::FirstText(Word::Quantization)],
+        "noonghunna/club-3090#612",
+    ),
+    Pattern::new(
+        "non-default args: {",
+        r"'kv_cache_dtype': '([\w-]{1,40})'",
+        &[Take::FirstText(Word::KvDtype)],
+        "noonghunna/club-3090#612",
+    ),
+    Pattern::new(
+        "non-default args: {",
+        r"'enable_prefix_caching': (True|False)",
+        &[Take::FirstText(Word::PrefixCaching)],
+        "LMCache/LMCache#1088, noonghunna/club-3090#612",
+    ),
+    Pattern::new(
         "Chunked prefill is enabled with max_num_batched_tokens=",
         r"Chunked prefill is enabled with max_num_batched_tokens=([0-9]{1,9})",
         &[plain(Quantity::BatchedTokens)],

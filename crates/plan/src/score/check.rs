@@ -99,7 +99,7 @@ impl Blocks {
 
 fn vllm(row: &Row, model: &Model, setup: &Setup) -> Result<Vec<Check>, PlanError> {
     let length = setup.max_model_len.or(model.trained_context);
-    let batched = behavior::batched_tokens(setup, length);
+    let batched = behavior::batched_tokens(model, setup, length);
     let layout = Layout::new(model, setup, batched)?;
     let mut checks = Vec::new();
     let available = row.bytes("kv_available_gib").filter(|kv| kv.value > 0.0);
@@ -332,6 +332,24 @@ fn tokens_from_memory(row: &Row, token_bytes: u64, block: u64) -> Vec<Check> {
     vec![blocks.check("kv_tokens", reported, |blocks| blocks as f64 * block as f64)]
 }
 
+/// A hybrid prints its cells and its states apart: `KV 256.00 MiB ...; RS 201.00 MiB`.
+fn recurrent_buffers(
+    words: &str,
+    buffers: &Buffers,
+    check: &impl Fn(&'static str, u64, Printed) -> Check,
+) -> Vec<Check> {
+    let marks = ["recurrent", "rs ", "rs buffer", "state"];
+    let at = marks.iter().filter_map(|mark| words.find(mark)).min().unwrap_or(words.len());
+    let (cells_part, state_part) = words.split_at(at);
+    let first = |text: &str| cells::before(text, " mib").first().copied();
+    let attention = buffers.full.bytes + buffers.window.bytes;
+    let mut checks = Vec::new();
+    checks.extend(first(cells_part).map(|reported| check("kv_mib", attention, reported)));
+    let state = first(state_part);
+    checks.extend(state.map(|reported| check("state_mib", buffers.state.bytes, reported)));
+    checks
+}
+
 /// Buffers in MiB: the whole (`KV self size`), or the parts, or keys alone.
 fn llamacpp(row: &Row, model: &Model, setup: &Setup) -> Vec<Check> {
     const MIB: f64 = (1_u64 << 20) as f64;
@@ -343,8 +361,13 @@ fn llamacpp(row: &Row, model: &Model, setup: &Setup) -> Vec<Check> {
     let check = |metric, bytes: u64, reported| {
         Check::plain(metric, "max_model_len", bytes as f64 / MIB, reported)
     };
-    if let Some(reported) = cells::after(other, "KV self size") {
+    let words = other.to_lowercase();
+    // The oldest logs print MiB as MB.
+    if let Some(reported) = cells::after(&words, "kv self size") {
         return vec![check("kv_mib", buffers.bytes(), reported)];
+    }
+    if buffers.state.layers > 0 && buffers.full.layers > 0 {
+        return recurrent_buffers(&words, &buffers, &check);
     }
     let parts = (cells::after(other, "non-SWA"), cells::after(other, "; SWA"));
     if let (Some(full), Some(window)) = parts {
@@ -360,7 +383,10 @@ fn llamacpp(row: &Row, model: &Model, setup: &Setup) -> Vec<Check> {
     };
     let keys_only = Setup { kv_values: setup.kv_keys, ..setup.clone() };
     let keys = Buffers::new(model, &keys_only, context).bytes() / 2;
-    match other.starts_with("K ") || other.contains(" K ") {
+    let parts = format!(" {}", words.replace("(f16)", "").replace("(q8_0)", ""));
+    let keys_alone = [" k ", ", k:"].iter().any(|mark| parts.contains(mark))
+        && ![" v ", ", v:"].iter().any(|mark| parts.contains(mark));
+    match keys_alone {
         true => vec![check("k_mib", keys, *first)],
         false => vec![check("kv_mib", buffers.bytes(), *first)],
     }

@@ -232,6 +232,7 @@ fn fill_row(row: &Row, models: &mut Models<'_>, score: &mut RowScore) -> Result<
         return Err(format!("engine `{}` is not known", row.text("engine")));
     };
     let model = models.get(row.text("config_file"))?;
+    row.check_format()?;
     let setup = row.setup(&model);
     setup.check().map_err(|error| error.to_string())?;
     score.starts = start::start(row, engine, &model, &setup);

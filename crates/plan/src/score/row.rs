@@ -62,7 +62,7 @@ impl Row {
         };
         let count = |column| self.whole(column).filter(|count| *count > 0).unwrap_or(1);
         let (kv_keys, kv_values) = self.kv_dtypes();
-        let device = find_device(self.text("gpu"));
+        let device = find_device(self.text("gpu")).filter(|device| self.has_memory_of(device));
         let latent = model.layers.iter().any(|layer| matches!(layer, Cache::Latent(_)));
         let fraction = cells::after(&words, "mem-fraction-static");
         let recurrent = model.layers.iter().any(|layer| matches!(layer, Cache::Recurrent(_)));
@@ -105,6 +105,34 @@ impl Row {
         }
     }
 
+    /// Whether the memory that the log prints, if it does, is the device's: a slice or a namesake is not it.
+    fn has_memory_of(&self, device: &device::Device) -> bool {
+        let printed = self.bytes("gpu_total_gib").filter(|printed| printed.value > 0.0);
+        printed.is_none_or(|printed| (printed.value / device.memory_bytes - 1.0).abs() < 0.1)
+    }
+
+    /// Checks that the KV format is one that we can size: a wrong number would be worse than none.
+    ///
+    /// # Errors
+    /// Names the cell, its value and what it may be.
+    pub fn check_format(&self) -> Result<(), String> {
+        let cell = self.text("kv_cache_dtype");
+        let lower = cell.to_lowercase();
+        let open = ["", "default", "unspecified", "unknown", "n/a", "none", "-"];
+        if open.contains(&lower.as_str()) || self.kv_dtype_named(cell).is_some() {
+            return Ok(());
+        }
+        let known: Vec<&str> = KvDtype::known().collect();
+        Err(format!(
+            "kv_cache_dtype = `{cell}`: not a format we know; known are {}",
+            known.join(", ")
+        ))
+    }
+
+    fn kv_dtype_named(&self, text: &str) -> Option<KvDtype> {
+        text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_')).find_map(KvDtype::parse)
+    }
+
     /// Sequences of a llama.cpp context: `4/1 seqs` or `1 seq`.
     fn sequences(&self) -> u64 {
         let text = self.text("other_reported");
@@ -131,9 +159,7 @@ impl Row {
     /// Formats of keys and values: `fp8 (inferred)`, `auto`, or `K q8_0 / V f16`.
     fn kv_dtypes(&self) -> (KvDtype, KvDtype) {
         let cell = self.text("kv_cache_dtype");
-        let find = |text: &str| {
-            text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_')).find_map(KvDtype::parse)
-        };
+        let find = |text: &str| self.kv_dtype_named(text);
         let (keys, values) = cell.split_once('/').unwrap_or((cell, cell));
         let keys = find(keys).unwrap_or(KvDtype::Bf16);
         (keys, find(values).unwrap_or(keys))
@@ -191,7 +217,10 @@ pub fn find_device(cell: &str) -> Option<&'static device::Device> {
         !(digits.len() < size.len() && digits.parse::<f64>().is_ok())
     };
     let without_sizes: Vec<&str> = words.iter().filter(is_size).copied().collect();
-    if without_sizes.is_empty() || head.contains("unspecified") {
+    // A laptop's part is another device under the same name.
+    let other = ["unspecified", "laptop", "mobile", "max-q"];
+    let lower = head.to_lowercase();
+    if without_sizes.is_empty() || other.iter().any(|word| lower.contains(word)) {
         return None;
     }
     let shorter = (1..=without_sizes.len()).rev().map(|length| without_sizes[..length].join(" "));
@@ -213,9 +242,14 @@ mod tests {
         assert_eq!(found("L4-class 24GB"), Some("L4"));
         assert_eq!(found("L40S 48GB (G6e)"), Some("L40S"));
         assert_eq!(found("MI355X-class 288GB"), Some("MI355X"));
-        for unknown in
-            ["48GB class (46 GB usable)", "unspecified", "8 GPUs (unspecified)", "", "n/a"]
-        {
+        for unknown in [
+            "RTX 4070 Laptop 8GB",
+            "48GB class (46 GB usable)",
+            "unspecified",
+            "8 GPUs (unspecified)",
+            "",
+            "n/a",
+        ] {
             assert_eq!(found(unknown), None, "{unknown}");
         }
     }

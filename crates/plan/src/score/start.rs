@@ -73,7 +73,7 @@ fn predict(
 /// would not do.
 fn from_printed_blocks(row: &Row, model: &Model, setup: &Setup) -> Option<Option<bool>> {
     let length = setup.max_model_len.or(model.trained_context)?;
-    let batched = behavior::batched_tokens(setup, Some(length));
+    let batched = behavior::batched_tokens(model, setup, Some(length));
     let layout = Layout::new(model, setup, batched).ok()?;
     let enough = match (row.whole("num_blocks"), row.whole("kv_tokens")) {
         (Some(blocks), _) => layout.request_blocks(length) <= blocks,

@@ -1,5 +1,6 @@
 //! What vLLM does, by version: data, with where each date is from.
 
+use crate::engines::GIB;
 use crate::engines::setup::Setup;
 use crate::engines::version::{LATEST, Version};
 use crate::model::{Cache, Model};
@@ -22,6 +23,10 @@ pub enum Change {
     GraphsSubtracted,
     /// `--gpu-memory-utilization` is 0.92 where it is not given, 0.9 before.
     LargerShare,
+    /// The default batch of devices of 160 GiB and more is 16,384 tokens.
+    LargestBatch,
+    /// The default batch is raised to hold an image of a model that may not cut one.
+    ImageBatch,
     /// Prefix caching may be turned on for recurrent models at all.
     StatePrefixPossible,
     /// Prefix caching (and with it two states a sequence) is on for recurrent models.
@@ -29,7 +34,7 @@ pub enum Change {
 }
 
 /// Since when. Where a source gives a merge, the first release after it.
-const SINCE: [(Change, Version); 9] = [
+const SINCE: [(Change, Version); 11] = [
     // Release notes of 0.8.0: V1 by default for supported models.
     (Change::SecondEngine, Version::new(0, 8)),
     // vllm#17996 (June 2025).
@@ -45,6 +50,11 @@ const SINCE: [(Change, Version); 9] = [
     // `Field(default=0.92)` in copies of 0.25 and later, 0.9 at 0.20; taken to have come with the
     // subtraction of graphs, whose log message advises it.
     (Change::LargerShare, Version::new(0, 21)),
+    // vllm#51726, first in 0.28.0 (`device_memory >= 160 * GiB_bytes`); see also vllm#53961.
+    (Change::LargestBatch, Version::new(0, 28)),
+    // 0.20 and 0.21 refuse Gemma 4 ("max_tokens_per_mm_item (2496) is larger than
+    // max_num_batched_tokens (2048)"); 0.29 starts on a T4 with 4,096.
+    (Change::ImageBatch, Version::new(0, 26)),
     // vllm#28228: 0.11 turns the flag off again ("without support for prefix caching: disabling"), so do
     // logs up to 0.15; logs of 0.17 have it.
     (Change::StatePrefixPossible, Version::new(0, 16)),
@@ -122,10 +132,13 @@ pub fn block_size(model: &Model, setup: &Setup) -> u64 {
     }
 }
 
-/// `--max-num-batched-tokens` where it is not given: 8,192 on GPUs of 70 GiB and more (A100 excepted),
+/// Tokens of a default batch that holds one image of a Gemma (2,496 tokens).
+const IMAGE_BATCH: u64 = 4096;
+
+/// `--max-num-batched-tokens` where it is not given: 16,384 on GPUs of 160 GiB and more since 0.28, 8,192 on GPUs of 70 GiB and more (A100 excepted),
 /// 2,048 on others; the first engine without chunked prefill profiles a whole sequence, and turns chunked
 /// prefill (2,048; 512 before 0.6.4) on above 32,768 tokens.
-pub fn batched_tokens(setup: &Setup, max_model_len: Option<u64>) -> u64 {
+pub fn batched_tokens(model: &Model, setup: &Setup, max_model_len: Option<u64>) -> u64 {
     if let Some(tokens) = setup.max_num_batched_tokens {
         return tokens;
     }
@@ -136,7 +149,22 @@ pub fn batched_tokens(setup: &Setup, max_model_len: Option<u64>) -> u64 {
             None => 2048,
         };
     }
-    if is_large(setup) { 8192 } else { 2048 }
+    let default = match is_large(setup) {
+        true if has(Change::LargestBatch, setup) && memory_gib(setup) >= 160.0 => 16_384,
+        true => 8192,
+        false => 2048,
+    };
+    // Gemma's image tokens attend in both directions: an image must fit one batch.
+    let whole_images = model.has_encoder && !setup.text_only && model.family.starts_with("gemma");
+    match whole_images && has(Change::ImageBatch, setup) {
+        true => default.max(IMAGE_BATCH.min(max_model_len.unwrap_or(u64::MAX))),
+        false => default,
+    }
+}
+
+/// Memory of the device; 0 where it is not known.
+fn memory_gib(setup: &Setup) -> f64 {
+    setup.total.as_ref().map_or(0.0, |total| total.value / GIB)
 }
 
 /// `--gpu-memory-utilization`, given or not.
@@ -153,8 +181,7 @@ pub fn sequences(setup: &Setup) -> u64 {
 
 /// vLLM's class of large GPUs: at least 70 GiB and not an A100.
 fn is_large(setup: &Setup) -> bool {
-    let large = setup.total.as_ref().is_some_and(|total| total.value >= 70.0 * 1024.0_f64.powi(3));
-    large && setup.architecture != "Ampere"
+    memory_gib(setup) >= 70.0 && setup.architecture != "Ampere"
 }
 
 #[cfg(test)]

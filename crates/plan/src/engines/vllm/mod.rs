@@ -32,7 +32,7 @@ impl Engine for Vllm {
     fn plan(&self, model: &Model, setup: &Setup) -> Result<Plan, PlanError> {
         setup.check()?;
         let max_model_len = setup.max_model_len.or(model.trained_context);
-        let batched_tokens = behavior::batched_tokens(setup, max_model_len);
+        let batched_tokens = behavior::batched_tokens(model, setup, max_model_len);
         let ledger = ledger(model, setup, batched_tokens, max_model_len)?;
         let layout = match Layout::new(model, setup, batched_tokens) {
             Ok(layout) => layout,
@@ -66,7 +66,7 @@ impl Engine for Vllm {
     fn changes(&self, model: &Model, setup: &Setup, plan: &Plan) -> Vec<(String, Setup)> {
         let utilization = behavior::utilization(setup);
         let mut changes = mend::general_changes(model, setup, plan, utilization);
-        let batched = behavior::batched_tokens(setup, plan.max_model_len);
+        let batched = behavior::batched_tokens(model, setup, plan.max_model_len);
         if batched > 2048 {
             let max_num_batched_tokens = Some(2048);
             let flag = "--max-num-batched-tokens 2048".to_string();

@@ -5,7 +5,6 @@
 //! `HybridAttentionMambaModelConfig.verify_and_update_config`.
 
 use super::behavior::{self, Change};
-use crate::dtype::KvDtype;
 use crate::engines::PlanError;
 use crate::engines::setup::{DraftKind, Setup};
 use crate::families::drafter;
@@ -259,14 +258,6 @@ fn heaviest_rank(layers: &[Cache], setup: &Setup) -> Vec<Cache> {
     layers.chunks(part).max_by_key(bytes).map_or_else(Vec::new, <[Cache]>::to_vec)
 }
 
-/// The format a latent is stored in: sparse attention's fp8 kernels have their own.
-fn latent_dtype(setup: &Setup, has_indexer: bool) -> KvDtype {
-    match setup.kv_keys {
-        KvDtype::Fp8 if has_indexer => KvDtype::Fp8DsMla,
-        dtype => dtype,
-    }
-}
-
 /// One spec per layer that owns a cache, windows charged as the version charges them, blocks as large as
 /// a recurrent state needs.
 fn specs(model: &Model, layers: &[Cache], setup: &Setup, notes: &mut Vec<String>) -> Vec<Spec> {
@@ -289,7 +280,7 @@ fn specs(model: &Model, layers: &[Cache], setup: &Setup, notes: &mut Vec<String>
                 (Kind::Full, token_bytes(heads))
             }
             Cache::Latent(latent) => {
-                let dtype = latent_dtype(setup, latent.indexer_dim > 0);
+                let dtype = latent.stored_as(setup.kv_keys);
                 (Kind::Full, layer.token_bytes(dtype, setup.tp).max(1))
             }
             Cache::Recurrent(state) => {

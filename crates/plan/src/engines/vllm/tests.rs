@@ -14,7 +14,7 @@ fn kv(gib: f64) -> Option<Figure> {
 
 fn layout(name: &str, setup: &Setup) -> Layout {
     let model = source::read(name, &[]).unwrap();
-    Layout::new(&model, setup, behavior::batched_tokens(setup, None)).unwrap()
+    Layout::new(&model, setup, behavior::batched_tokens(&model, setup, None)).unwrap()
 }
 
 #[test]
