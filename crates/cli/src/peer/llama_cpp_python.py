@@ -20,7 +20,7 @@ import llama_cpp as ll
 
 SESSIONS_MAX = 8  # contexts kept; each holds a KV cache
 CHUNK = 512  # tokens per llama_decode while prefilling: llama-bench's n_ubatch
-FORMATS = {"f16": ll.GGML_TYPE_F16, "q8_0": ll.GGML_TYPE_Q8_0}
+FORMATS = {"f16": ll.GGML_TYPE_F16, "q8_0": ll.GGML_TYPE_Q8_0, "q4_0": ll.GGML_TYPE_Q4_0}
 
 
 class Session:

@@ -36,7 +36,7 @@ pub struct Test {
     pub depth: usize,
     /// Sequences at once.
     pub batch: usize,
-    /// KV format in llama.cpp's words: `f16` or `q8_0` (its nearest to our int8).
+    /// KV format in llama.cpp's words: `f16`, `q8_0` (its nearest to our 8 bits) or `q4_0`.
     pub kv_format: &'static str,
     /// Flash attention; llama.cpp needs it for other formats than `f16`.
     pub flash: bool,
