@@ -22,6 +22,10 @@ pub const HORIZON_TOKENS: usize = 64;
 /// steps: four horizons.
 pub const STRETCH_TOKENS: usize = 4 * HORIZON_TOKENS;
 
+/// Queries of a layer are rotated once for each run of kept blocks: rows times runs of a step at most,
+/// sixteen runs of a whole prefill chunk (9 MB of queries for SmolLM2, 64 MB for a model of width 4,096).
+const RUN_ROWS: usize = 4096;
+
 /// Why the engine could not do its work.
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
@@ -134,7 +138,9 @@ impl<'a> Session<'a> {
         let protected = self.rules.protected_tokens(block_size);
         let budget = self.rules.token_budget.unwrap_or(usize::MAX);
         let incoming = budget.saturating_sub(protected) / block_size * block_size;
-        incoming.max(1).min(most_rows(&*self.rules.policy, &self.sequence))
+        let runs = self.sequence.view().groups.iter().flat_map(|group| &group.runs).map(Vec::len);
+        let rotated = RUN_ROWS / runs.max().unwrap_or(1).max(1);
+        incoming.min(rotated).max(1).min(most_rows(&*self.rules.policy, &self.sequence))
     }
 
     fn observation(&self) -> Observation {

@@ -82,9 +82,15 @@ fn spans_for(
     pages.iter().enumerate().map(spans).sum::<usize>() + geometry.reserve_spans
 }
 
+/// Steps in which a larger budget is looked for: the finest in which spans grow.
+const BUDGET_STEP_BYTES: usize = 4 << 10;
+
 /// Smallest budget in bytes with which a sequence of this contract can run at all: one open f16 block,
 /// and (at the contract's floor) the sinks' block and the recent tail of [`TAIL_TOKENS`], what windows
 /// hold, the re-encoding reserve and the tables.
+///
+/// A larger budget may be cut in larger spans and hold less. Where that of `config` is above the smallest
+/// and yet does not hold the minimum for that reason, it is the next larger one that does.
 pub fn minimum_budget_bytes(config: &PoolConfig, contract: Fidelity) -> usize {
     let block_size = config.block_size();
     let tokens = (2 + TAIL_TOKENS.div_ceil(block_size)) * block_size;
@@ -109,7 +115,12 @@ pub fn minimum_budget_bytes(config: &PoolConfig, contract: Fidelity) -> usize {
             break;
         }
     }
-    budget_bytes
+    let asked = config.budget_bytes;
+    if asked <= budget_bytes || minimum_at(asked) <= asked {
+        return budget_bytes;
+    }
+    let larger = (1..4096).map(|step| asked + step * BUDGET_STEP_BYTES);
+    larger.into_iter().find(|&larger| minimum_at(larger) <= larger).unwrap_or(usize::MAX)
 }
 
 impl BlockPool {

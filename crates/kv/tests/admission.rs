@@ -147,3 +147,31 @@ proptest! {
         check(&pool, &[&sequence]);
     }
 }
+
+/// Budgets are cut in spans that grow with them: every budget that is said to be enough must hold the
+/// first block, the tail and an open block, at every ladder's floor.
+#[test]
+fn every_budget_above_the_minimum_holds_the_minimum() {
+    let mut refused = 0;
+    for block_size in [16, 32, 64, 128] {
+        for list in ["int8,k8v4,int4,evict", "int8,k8v4,evict", "int8,evict", "evict"] {
+            let shape = PageShape { kv_heads: 3, head_dim: 64, block_size };
+            let groups = vec![GroupConfig { layers: 30, shape, window: None, pinned: vec![] }];
+            let ladder = Ladder::parse(list).unwrap();
+            let config = PoolConfig { groups, budget_bytes: 0, prefault: false, ladder };
+            let least = minimum_budget_bytes(&config, Fidelity::Evict);
+            for budget_bytes in (least..2 * least).step_by(32 << 10) {
+                let config = PoolConfig { budget_bytes, ..config.clone() };
+                if minimum_budget_bytes(&config, Fidelity::Evict) > budget_bytes {
+                    refused += 1;
+                    continue;
+                }
+                let floor = config.floor(Fidelity::Evict);
+                let pool = BlockPool::new(config).unwrap();
+                let tokens = (2 + TAIL_TOKENS.div_ceil(block_size)) * block_size;
+                assert!(pool.fits(tokens, floor, 1), "{block_size} {list} {budget_bytes}");
+            }
+        }
+    }
+    assert!(refused < 10, "{refused}");
+}
