@@ -48,7 +48,9 @@ pub struct LedgerEntry {
     /// Why.
     pub reason: Reason,
     /// Expected rise of the negative log-likelihood in nats per later token, by the pool's
-    /// [`HarmTable`](crate::HarmTable).
+    /// [`HarmTable`](crate::HarmTable), against the context held at that moment. Harms of re-encodes add
+    /// up; those of drops do so only while the context lasts, for in a text without end what was dropped
+    /// long ago would have left the mind of the model anyway.
     pub harm: f64,
 }
 
