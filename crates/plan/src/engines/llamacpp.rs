@@ -56,8 +56,9 @@ impl Buffers {
                     (&mut buffers.window, cells, cell_bytes(layer, setup))
                 }
                 Cache::Recurrent(state) => {
-                    // f32 throughout.
-                    (&mut buffers.state, setup.sequences, state.bytes(1, 0, 4, 4))
+                    // f32 throughout; one state more for every drafted token that may be taken back.
+                    let states = setup.sequences * (1 + setup.draft_tokens());
+                    (&mut buffers.state, states, state.bytes(1, 0, 4, 4))
                 }
                 Cache::Shared { .. } | Cache::Nothing => continue,
                 layer => (&mut buffers.full, context, cell_bytes(layer, setup)),

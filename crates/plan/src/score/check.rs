@@ -113,7 +113,7 @@ fn vllm(row: &Row, model: &Model, setup: &Setup) -> Result<Vec<Check>, PlanError
     }
     checks.extend(available_memory(row));
     if let (Some(needed), Some(length)) = (row.printed("kv_needed_gib"), setup.max_model_len) {
-        let bytes = layout.request_blocks(length) as f64 * layout.block_bytes as f64;
+        let bytes = layout.needed_bytes(length) as f64;
         checks.push(Check::plain("kv_needed_gib", "max_model_len", bytes / GIB, needed));
     }
     if let Some(blocks) = known_blocks(row, &layout, setup, length) {
@@ -142,7 +142,8 @@ fn from_memory(
         checks.push(blocks.check("kv_tokens", reported, tokens));
     }
     if let (Some(reported), Some(length)) = (row.printed("est_max_len"), length) {
-        let longest = |blocks| layout.longest(blocks, length) as f64;
+        let bytes = |blocks: u64| blocks as f64 * layout.block_bytes as f64;
+        let longest = |blocks| layout.longest(bytes(blocks), length) as f64;
         checks.push(blocks.check("est_max_len", reported, longest));
     }
     // `no (131072 starts: 139810 tokens, 1.07x)`: the same pool at a length that does start.

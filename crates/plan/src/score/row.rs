@@ -13,6 +13,9 @@ use crate::engines::{self, Engine, GIB};
 use crate::figure::{Figure, Unit};
 use crate::model::{Cache, Model};
 
+/// Tokens of a block on the CPU backend, where no flag says: vllm#29233 estimates 37,376 tokens for 4 GiB.
+const CPU_BLOCK: u64 = 128;
+
 /// The cells of a row by column.
 #[derive(Clone, Debug, Default)]
 pub struct Row(pub HashMap<String, String>);
@@ -88,9 +91,12 @@ impl Row {
             max_num_batched_tokens: self.whole("max_num_batched_tokens"),
             max_num_seqs: self.whole("max_num_seqs"),
             // A recurrent model's block is a result, and a window model's several: both are predicted.
-            block_size: self.whole("block_size").filter(|block| *block > 0 && !recurrent),
+            block_size: self
+                .whole("block_size")
+                .filter(|block| *block > 0 && !recurrent)
+                .or(self.is_on_cpu().then_some(CPU_BLOCK)),
             prefix_caching: prefix_caching(&words),
-            draft: draft(&words),
+            draft: self.drafted_states().or_else(|| draft(&words)),
             graphs: !(words.contains("enforce_eager") || words.contains("enforce-eager")),
             text_only: words.contains("language-model-only"),
             hybrid_manager: !words.contains("disable-hybrid-kv-cache-manager")
@@ -103,6 +109,13 @@ impl Row {
             sequences: self.sequences(),
             ..Setup::default()
         }
+    }
+
+    /// Whether vLLM ran on an x86 CPU, as the row's engine or device says.
+    fn is_on_cpu(&self) -> bool {
+        let names = format!("{} {}", self.text("engine"), self.text("gpu")).to_lowercase();
+        let mut words = names.split(|c: char| !c.is_ascii_alphanumeric());
+        names.starts_with("vllm") && words.any(|word| ["cpu", "xeon", "epyc"].contains(&word))
     }
 
     /// Whether the memory that the log prints, if it does, is the device's: a slice or a namesake is not it.
@@ -133,16 +146,20 @@ impl Row {
         text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_')).find_map(KvDtype::parse)
     }
 
-    /// Sequences of a llama.cpp context: `4/1 seqs` or `1 seq`.
+    /// Sequences of a llama.cpp context: `4/1 seqs`, `4 seqs` or `1 seq`.
     fn sequences(&self) -> u64 {
         let text = self.text("other_reported");
-        let slots = text.split_whitespace().find_map(|word| {
-            let (slots, streams) = word.split_once('/')?;
-            streams.parse::<u64>().ok()?;
-            slots.parse::<u64>().ok()
-        });
-        let slots = slots.filter(|_| text.contains("seqs"));
+        let slots = text.split(" seqs").next().filter(|head| head.len() < text.len());
+        let word = slots.and_then(|head| head.rsplit([' ', '(', ',']).next());
+        let slots = word.and_then(|word| word.split('/').next()?.parse::<u64>().ok());
         slots.filter(|slots| (1..=4096).contains(slots)).unwrap_or(1)
+    }
+
+    /// llama.cpp's states behind each sequence's own, one per drafted token: `2 rs_seq`.
+    fn drafted_states(&self) -> Option<Draft> {
+        let states = *cells::before(self.text("other_reported"), " rs_seq").first()?;
+        let tokens = (states.value as u64).min(64);
+        (tokens > 0).then_some(Draft { kind: DraftKind::Lookup, layers: None, tokens })
     }
 
     /// The format that the row names, else the published checkpoint's.
@@ -259,5 +276,13 @@ mod tests {
         assert_eq!(prefix_caching("async-scheduling, no prefix caching"), Some(false));
         assert_eq!(prefix_caching("prefix caching (mamba align)"), Some(true));
         assert_eq!(prefix_caching("enforce_eager"), None);
+        let sequences = |text: &str| {
+            let cells = HashMap::from([("other_reported".to_string(), text.to_string())]);
+            let row = Row(cells);
+            (row.sequences(), row.drafted_states().map_or(0, |draft| draft.tokens))
+        };
+        assert_eq!(sequences("SWA 36.00 MiB (1024 cells, 18 layers), 4/1 seqs"), (4, 0));
+        assert_eq!(sequences("201.00 MiB (4 cells, 32 layers, 4 seqs 2 rs_seq)"), (4, 2));
+        assert_eq!(sequences("n_ubatch 512, 1 seq"), (1, 0));
     }
 }

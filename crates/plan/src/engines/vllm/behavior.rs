@@ -23,6 +23,10 @@ pub enum Change {
     GraphsSubtracted,
     /// `--gpu-memory-utilization` is 0.92 where it is not given, 0.9 before.
     LargerShare,
+    /// The check at the start charges groups with their padding, not each layer for itself.
+    NeedByGroups,
+    /// The same check looks at one pipeline rank's layers.
+    NeedByRank,
     /// The default batch of devices of 160 GiB and more is 16,384 tokens.
     LargestBatch,
     /// The default batch is raised to hold an image of a model that may not cut one.
@@ -34,7 +38,7 @@ pub enum Change {
 }
 
 /// Since when. Where a source gives a merge, the first release after it.
-const SINCE: [(Change, Version); 11] = [
+const SINCE: [(Change, Version); 13] = [
     // Release notes of 0.8.0: V1 by default for supported models.
     (Change::SecondEngine, Version::new(0, 8)),
     // vllm#17996 (June 2025).
@@ -50,6 +54,11 @@ const SINCE: [(Change, Version); 11] = [
     // `Field(default=0.92)` in copies of 0.25 and later, 0.9 at 0.20; taken to have come with the
     // subtraction of graphs, whose log message advises it.
     (Change::LargerShare, Version::new(0, 21)),
+    // `_max_memory_usage_bytes_from_groups` came with the fitting of `--max-model-len auto`, January 2026.
+    (Change::NeedByGroups, Version::new(0, 14)),
+    // vllm#34076 reports the whole model's need under pp 2 in 0.15.2rc1; copies of 2026-03 project the
+    // groups on each worker first.
+    (Change::NeedByRank, Version::new(0, 16)),
     // vllm#51726, first in 0.28.0 (`device_memory >= 160 * GiB_bytes`); see also vllm#53961.
     (Change::LargestBatch, Version::new(0, 28)),
     // 0.20 and 0.21 refuse Gemma 4 ("max_tokens_per_mm_item (2496) is larger than
@@ -173,9 +182,11 @@ pub fn utilization(setup: &Setup) -> f64 {
     setup.utilization.unwrap_or(default)
 }
 
-/// `--max-num-seqs` where it is not given.
+/// `--max-num-seqs` where it is not given: 1,024 on large GPUs, and on all before 0.8.5 ("warming up sampler
+/// with 1024 dummy requests").
 pub fn sequences(setup: &Setup) -> u64 {
-    let default = if !setup.first_engine && is_large(setup) { 1024 } else { 256 };
+    let many = is_large(setup) || setup.version < Version { major: 0, minor: 8, patch: 5 };
+    let default = if !setup.first_engine && many { 1024 } else { 256 };
     setup.max_num_seqs.unwrap_or(default)
 }
 

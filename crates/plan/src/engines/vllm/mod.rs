@@ -162,7 +162,7 @@ fn token_bytes(layout: &Layout) -> Figure {
 
 fn needed(layout: &Layout, length: u64) -> Figure {
     let blocks = layout.request_blocks(length);
-    let bytes = blocks as f64 * layout.block_bytes as f64;
+    let bytes = layout.needed_bytes(length) as f64;
     let formula = format!("{blocks} blocks of {} bytes for {length} tokens", layout.block_bytes);
     Figure::derived(bytes, Unit::Bytes, formula)
 }
@@ -198,15 +198,15 @@ fn fill(plan: &mut Plan, layout: &Layout, setup: &Setup, model: &Model, kv: &Fig
         plan.concurrency = Some(through(kv, Unit::Sequences, concurrency, formula));
     }
     let limit = length.unwrap_or(1 << 32).max(model.trained_context.unwrap_or(0));
-    let longest = |bytes: f64| layout.longest(blocks_in(bytes), limit) as f64;
+    let longest = |bytes: f64| layout.longest(bytes, limit) as f64;
     let formula = format!("longest request whose blocks fit in {} blocks", blocks.value);
     plan.max_len = Some(through(kv, Unit::Tokens, longest, formula));
     let fits = |bytes: f64| {
         let blocks = blocks_in(bytes);
-        let request = layout.request_blocks(length.unwrap_or(1));
+        let length = length.unwrap_or(1);
         let enough = match setup.first_engine {
-            true => layout.tokens_of_one_group(blocks) >= length.unwrap_or(1),
-            false => request <= blocks,
+            true => layout.tokens_of_one_group(blocks) >= length,
+            false => layout.needed_bytes(length) as f64 <= bytes,
         };
         blocks > 0 && enough
     };
@@ -248,7 +248,7 @@ fn refusal(plan: &Plan, layout: &Layout, setup: &Setup, kv_bytes: f64) -> String
             layout.tokens_of_one_group(blocks)
         );
     }
-    let needed = layout.request_blocks(length) as f64 * layout.block_bytes as f64;
+    let needed = layout.needed_bytes(length) as f64;
     format!(
         "To serve at least one request with the models's max seq len ({length}), ({} GiB KV cache is \
          needed, which is larger than the available KV cache memory ({} GiB). Based on the available \
@@ -256,7 +256,7 @@ fn refusal(plan: &Plan, layout: &Layout, setup: &Setup, kv_bytes: f64) -> String
          decreasing `max_model_len` when initializing the engine.",
         gib(needed),
         gib(kv_bytes),
-        layout.longest(blocks, length)
+        layout.longest(kv_bytes, length)
     )
 }
 

@@ -36,6 +36,10 @@ struct Spec {
 }
 
 impl Spec {
+    fn charge(&self) -> Charge {
+        Charge { kind: self.kind, block: self.block, bytes: self.page_bytes() }
+    }
+
     fn page_bytes(&self) -> u64 {
         match self.kind {
             Kind::State => self.bytes,
@@ -57,6 +61,15 @@ pub struct Group {
     pub block: u64,
 }
 
+/// Layers that a start's check charges alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Charge {
+    kind: Kind,
+    block: u64,
+    /// Bytes of a block in all these layers.
+    bytes: u64,
+}
+
 /// How the pool of one rank is cut.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Layout {
@@ -76,6 +89,7 @@ pub struct Layout {
     pub block_formula: String,
     /// What was charged in an unexpected way.
     pub notes: Vec<String>,
+    charges: Vec<Charge>,
     batched_tokens: u64,
     states: u64,
     context_ranks: u64,
@@ -137,6 +151,22 @@ impl Layout {
             };
             (counted.iter().map(group).collect(), size, pages * size)
         };
+        let charges = match charged_layers(&layers, setup) {
+            // Each layer for itself: padding and shared pages are not seen.
+            Some(charged) => {
+                let mut charged = self::specs(model, &charged, setup, &mut Vec::new());
+                unify_pages(&mut charged, setup, &mut Vec::new());
+                charged.iter().map(Spec::charge).collect()
+            }
+            None => {
+                let charge = |g: &Group| Charge {
+                    kind: g.kind,
+                    block: g.block,
+                    bytes: g.groups * block_bytes,
+                };
+                groups.iter().map(charge).collect()
+            }
+        };
         let padded = groups.iter().map(|group| group.groups * group_size).sum::<u64>();
         Ok(Layout {
             token_formula,
@@ -150,6 +180,7 @@ impl Layout {
             block_bytes,
             token_bytes,
             notes,
+            charges,
             batched_tokens,
             states: behavior::states_per_sequence(setup),
             context_ranks: setup.cp,
@@ -178,16 +209,29 @@ impl Layout {
     /// Blocks that one request of `length` tokens may hold at once
     /// (`max_memory_usage_bytes` of each spec).
     pub fn request_blocks(&self, length: u64) -> u64 {
-        let of_group = |group: &Group| match group.kind {
-            Kind::Full => length.div_ceil(group.block * self.context_ranks),
+        let of_group =
+            |group: &Group| group.groups * self.blocks_of(group.kind, group.block, length);
+        self.groups.iter().map(of_group).sum()
+    }
+
+    fn blocks_of(&self, kind: Kind, block: u64, length: u64) -> u64 {
+        match kind {
+            Kind::Full => length.div_ceil(block * self.context_ranks),
             Kind::Window(window) => {
                 let held = (window - 1 + self.batched_tokens).min(length);
-                held.div_ceil(group.block) + 1
+                held.div_ceil(block) + 1
             }
-            Kind::Chunk(chunk) => (chunk + self.batched_tokens).min(length).div_ceil(group.block),
+            Kind::Chunk(chunk) => (chunk + self.batched_tokens).min(length).div_ceil(block),
             Kind::State => self.states,
+        }
+    }
+
+    /// Bytes that the start's check wants for one request of `length` tokens ("GiB KV cache is needed").
+    pub fn needed_bytes(&self, length: u64) -> u64 {
+        let bytes = |charge: &Charge| {
+            charge.bytes.saturating_mul(self.blocks_of(charge.kind, charge.block, length))
         };
-        self.groups.iter().map(|group| group.groups * of_group(group)).sum()
+        self.charges.iter().map(bytes).fold(0, u64::saturating_add)
     }
 
     /// Sequences of `length` tokens that `blocks` blocks hold.
@@ -210,12 +254,13 @@ impl Layout {
         (self.concurrency(blocks, length) * length as f64) as u64
     }
 
-    /// Longest request that `blocks` blocks hold, up to `limit` tokens; 0 if none.
-    pub fn longest(&self, blocks: u64, limit: u64) -> u64 {
+    /// Longest request that the start's check lets into `bytes`, up to `limit` tokens; 0 if none.
+    pub fn longest(&self, bytes: f64, limit: u64) -> u64 {
         let (mut fits, mut too_long) = (0, limit.saturating_add(1));
         while too_long - fits > 1 {
             let middle = fits + (too_long - fits) / 2;
-            if self.request_blocks(middle) <= blocks { fits = middle } else { too_long = middle }
+            let enough = self.needed_bytes(middle) as f64 <= bytes;
+            if enough { fits = middle } else { too_long = middle }
         }
         fits
     }
@@ -247,6 +292,16 @@ pub fn draft_layers(model: &Model, setup: &Setup) -> Vec<Cache> {
             head.map_or(Vec::new(), |layer| vec![layer; layers.unwrap_or(1).min(64) as usize])
         }
     }
+}
+
+/// The layers that a start's check charges one by one, where it does not charge by groups: before 0.14 those
+/// of the heaviest rank; in 0.14 and 0.15 those of all pipeline ranks together (vllm#34076).
+fn charged_layers(layers: &[Cache], setup: &Setup) -> Option<Vec<Cache>> {
+    if !behavior::has(Change::NeedByGroups, setup) {
+        return Some(heaviest_rank(layers, setup));
+    }
+    let all = setup.pp > 1 && !behavior::has(Change::NeedByRank, setup);
+    all.then(|| layers.to_vec())
 }
 
 /// The layers of the pipeline rank that holds the most bytes per token: `pp` even parts.

@@ -93,7 +93,7 @@ fn more_memory_never_gives_fewer_tokens() {
         let mut last = 0;
         for gib in 1..40 {
             let blocks = layout.blocks(f64::from(gib) * GIB);
-            let longest = layout.longest(blocks, 1 << 20);
+            let longest = layout.longest(blocks as f64 * layout.block_bytes as f64, 1 << 20);
             assert!(longest >= last, "{name}");
             assert!(longest == 0 || layout.request_blocks(longest) <= blocks, "{name}");
             last = longest;
@@ -126,4 +126,34 @@ fn a_refusal_of_another_log() {
         text.contains("(23.25 GiB KV cache is needed") && text.contains("is 190272."),
         "{text}"
     );
+}
+
+/// vllm#34076: 0.15.2rc1 under pp 2 asks 24.0 GiB of the rank with 3.18 GiB and estimates 34,736 tokens, all
+/// 48 layers counted; a rank of a later version counts its own.
+#[test]
+fn the_check_of_some_versions_counts_all_pipeline_ranks() {
+    let model = source::read("Qwen3-30B-A3B", &[]).unwrap();
+    let layout = |version| Layout::new(&model, &Setup { pp: 2, ..setup(version) }, 2048).unwrap();
+    let gib = |layout: &Layout| layout.needed_bytes(262_144) as f64 / GIB;
+    assert!((gib(&layout("0.15.2rc1.dev93+g11a4c9d30")) - 24.0).abs() < 0.01);
+    assert_eq!(layout("0.15.2rc1").longest(3.1803 * GIB, 262_144), 34_736);
+    assert!((gib(&layout("0.16.0")) - 12.0).abs() < 0.01);
+    assert!((gib(&layout("0.11.0")) - 12.0).abs() < 0.01);
+}
+
+/// Gemma 3 27B: 52 window layers fill six groups of ten with eight of padding, which the check charges since
+/// 0.14 only.
+#[test]
+fn padding_is_charged_since_groups_are_checked() {
+    let model = source::read("gemma-3-27b-it", &[]).unwrap();
+    let needed = |version| {
+        let layout = Layout::new(&model, &setup(version), 2048).unwrap();
+        assert_eq!((layout.group_size, layout.group_count(), layout.padding), (10, 7, 8));
+        layout.needed_bytes(32_768)
+    };
+    // A block of a layer: 16 tokens * 16 heads * 256 channels * 2 B; a window keeps
+    // ceil((1023 + 2048) / 16) + 1 blocks.
+    let (page, full, window) = (131_072, 32_768 / 16, 193);
+    assert_eq!(needed("0.11.0"), page * (10 * full + 52 * window));
+    assert_eq!(needed("0.20.0"), page * 10 * (full + 6 * window));
 }
