@@ -168,7 +168,15 @@ impl Fields {
         }
     }
 
-    /// The same; a missing one is remembered under its first name and read as 1, so that all missing
+    /// The same; of a list per layer (Gemma 3n, Hunyuan) the largest.
+    pub fn largest(&self, names: &[&str], limit: u64) -> Result<Option<u64>, ConfigError> {
+        match names.iter().find_map(|name| self.list(name)) {
+            Some(list) => Ok(list.iter().filter_map(whole).max().filter(|value| *value <= limit)),
+            None => self.number(names, limit),
+        }
+    }
+
+    /// The same as [`number`](Self::number); a missing one is remembered under its first name and read as 1, so that all missing
     /// fields can be named at once by [`complete`](Self::complete).
     pub fn required(&self, names: &[&str], limit: u64) -> Result<u64, ConfigError> {
         if let Some(value) = self.number(names, limit)? {

@@ -15,7 +15,7 @@ pub const EXPERTS: [&str; 3] = ["n_routed_experts", "num_local_experts", "num_ex
 /// Names of the field that counts the experts of a token.
 pub const EXPERTS_PER_TOKEN: [&str; 2] = ["num_experts_per_tok", "top_k_experts"];
 /// Names of the field with the width of the dense feed-forward layer.
-pub const INTERMEDIATE: [&str; 3] = ["intermediate_size", "n_inner", "ffn_hidden_size"];
+pub const INTERMEDIATE: [&str; 4] = ["intermediate_size", "n_inner", "ffn_hidden_size", "ffn_dim"];
 
 /// Counts the parameters, or names the fields that the count needs.
 pub fn count(fields: &Fields, layers: &[Cache]) -> Result<Parameters, MissingFields> {
@@ -224,7 +224,7 @@ impl Counter<'_> {
     }
 
     fn expert_width(&self) -> Result<u64, ConfigError> {
-        match self.number(&["moe_intermediate_size"])? {
+        match self.fields.largest(&["moe_intermediate_size"], LIMIT_DIM)? {
             Some(width) => Ok(width),
             None => self.required(&INTERMEDIATE),
         }

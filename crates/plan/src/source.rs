@@ -103,10 +103,10 @@ pub fn from_values(
         hidden: number(&attention::HIDDEN)?,
         vocabulary: fields.number(&["vocab_size", "padded_vocab_size"], 1 << 24)?,
         heads: number(&attention::QUERY_HEADS)?,
-        intermediate: number(&parameters::INTERMEDIATE)?,
+        intermediate: fields.largest(&parameters::INTERMEDIATE, LIMIT_DIM)?,
         experts,
         experts_per_token: number(&parameters::EXPERTS_PER_TOKEN)?.unwrap_or(0),
-        expert_intermediate: number(&["moe_intermediate_size"])?,
+        expert_intermediate: fields.largest(&["moe_intermediate_size"], LIMIT_DIM)?,
         trained_context: fields.number(
             &["max_position_embeddings", "n_positions", "max_sequence_length", "seq_length"],
             LIMIT_TOKENS,

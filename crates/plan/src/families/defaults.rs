@@ -86,6 +86,14 @@ mod tests {
     }
 
     #[test]
+    fn widths_listed_per_layer_are_read() {
+        let json = r#"{"model_type": "gemma3n_text", "hidden_size": 2048, "num_hidden_layers": 2,
+            "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 256, "vocab_size": 8,
+            "intermediate_size": [8192, 16384]}"#;
+        assert_eq!(from_json("m", json, &[]).unwrap().intermediate, Some(16_384));
+    }
+
+    #[test]
     fn gaps_of_a_plain_config_stay_errors() {
         let json = r#"{"model_type": "llama", "hidden_size": 4096, "num_attention_heads": 32}"#;
         let error = from_json("m", json, &[]).unwrap_err().to_string();

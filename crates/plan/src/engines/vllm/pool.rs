@@ -151,24 +151,9 @@ impl Layout {
             };
             (counted.iter().map(group).collect(), size, pages * size)
         };
-        let charges = match charged_layers(&layers, setup) {
-            // Each layer for itself: padding and shared pages are not seen.
-            Some(charged) => {
-                let mut charged = self::specs(model, &charged, setup, &mut Vec::new());
-                unify_pages(&mut charged, setup, &mut Vec::new());
-                charged.iter().map(Spec::charge).collect()
-            }
-            None => {
-                let charge = |g: &Group| Charge {
-                    kind: g.kind,
-                    block: g.block,
-                    bytes: g.groups * block_bytes,
-                };
-                groups.iter().map(charge).collect()
-            }
-        };
         let padded = groups.iter().map(|group| group.groups * group_size).sum::<u64>();
         Ok(Layout {
+            charges: charges(model, &layers, setup, &groups, block_bytes),
             token_formula,
             block_formula: match one_kind {
                 true => format!("pages of {group_size} layers"),
@@ -180,7 +165,6 @@ impl Layout {
             block_bytes,
             token_bytes,
             notes,
-            charges,
             batched_tokens,
             states: behavior::states_per_sequence(setup),
             context_ranks: setup.cp,
@@ -292,6 +276,24 @@ pub fn draft_layers(model: &Model, setup: &Setup) -> Vec<Cache> {
             head.map_or(Vec::new(), |layer| vec![layer; layers.unwrap_or(1).min(64) as usize])
         }
     }
+}
+
+/// What a start's check charges: each layer for itself, so that padding and shared pages are not seen, or the
+/// groups as they are allocated.
+fn charges(
+    model: &Model,
+    layers: &[Cache],
+    setup: &Setup,
+    groups: &[Group],
+    block_bytes: u64,
+) -> Vec<Charge> {
+    if let Some(charged) = charged_layers(layers, setup) {
+        let mut specs = specs(model, &charged, setup, &mut Vec::new());
+        unify_pages(&mut specs, setup, &mut Vec::new());
+        return specs.iter().map(Spec::charge).collect();
+    }
+    let charge = |g: &Group| Charge { kind: g.kind, block: g.block, bytes: g.groups * block_bytes };
+    groups.iter().map(charge).collect()
 }
 
 /// The layers that a start's check charges one by one, where it does not charge by groups: before 0.14 those
