@@ -28,7 +28,7 @@ pub struct Args {
     /// Devices that may be used: NAME:COUNT or NAME:COUNT@PRICE, several with commas
     #[arg(long, default_value = "H100:8")]
     gpus: String,
-    /// Prompt and reply lengths: IN:OUT[:WEIGHT], several with commas
+    /// Prompt and reply lengths: `IN:OUT[:WEIGHT]`, several with commas
     #[arg(long, default_value = "1000:256", conflicts_with = "trace")]
     lengths: String,
     /// A trace of requests in place of lengths: Mooncake JSON lines or Azure CSV
