@@ -27,7 +27,7 @@ pub(super) trait Element {
     const SCALED: bool = !matches!(Self::FORMAT.scaling(), Scaling::None);
     /// Whether scales and minima come in groups.
     const GROUPED: bool = matches!(Self::FORMAT.scaling(), Scaling::Grouped);
-    /// Vector `index` of the part at `part`, in units of [`unit`].
+    /// Vector `index` of the part at `part`, in units of [`unit()`].
     ///
     /// # Safety
     /// Needs the tier of `S`; the part has that vector.

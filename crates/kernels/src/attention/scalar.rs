@@ -175,7 +175,7 @@ impl Group<'_> {
     }
 }
 
-/// Number `index` of a part, in units of [`unit`].
+/// Number `index` of a part, in units of [`unit()`].
 fn stored(format: PartFormat, part: &[u8], index: usize) -> f32 {
     match format {
         PartFormat::F16 => half_at(part, 2 * index),
