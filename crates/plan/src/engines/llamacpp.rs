@@ -116,19 +116,12 @@ impl Engine for LlamaCpp {
         let context = context.next_multiple_of(PADDING);
         let formula = layers_formula(model, |layer| cell_bytes(layer, setup));
         let mut plan = Plan {
-            engine: self.name(),
-            version: setup.version.shown(),
             kv_bytes_per_token: Some(Figure::derived(per_token, Unit::BytesPerToken, formula)),
             kv_needed: Some(kv),
-            pool: None,
             printed_tokens: Some(Figure::derived(context as f64, Unit::Tokens, "n_ctx")),
-            concurrency: None,
-            max_len: None,
             max_model_len: Some(context),
             verdict,
-            refusal: None,
-            notes: model.notes.clone(),
-            ledger,
+            ..Plan::new(self.name(), model, setup, ledger)
         };
         let sequences = setup.sequences as f64;
         plan.concurrency = Some(Figure::measured(sequences, Unit::Sequences, "-np"));

@@ -197,6 +197,27 @@ pub struct Plan {
     pub notes: Vec<String>,
 }
 
+impl Plan {
+    /// A plan that says nothing yet but what every engine says: names, lengths and the model's notes.
+    fn new(engine: &'static str, model: &Model, setup: &Setup, ledger: Ledger) -> Plan {
+        Plan {
+            engine,
+            version: setup.version.shown(),
+            ledger,
+            kv_bytes_per_token: None,
+            kv_needed: None,
+            pool: None,
+            printed_tokens: None,
+            concurrency: None,
+            max_len: None,
+            max_model_len: setup.max_model_len.or(model.trained_context),
+            verdict: Verdict::Unknown,
+            refusal: None,
+            notes: model.notes.clone(),
+        }
+    }
+}
+
 /// A whole number of bytes in GiB, two decimals: as engines print it.
 pub fn gib(bytes: f64) -> String {
     format!("{:.2}", bytes / GIB)

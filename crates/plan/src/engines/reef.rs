@@ -129,19 +129,8 @@ impl Engine for Reef {
         let per_token = config.bytes_per_token(format) as f64;
         let formula = format!("PoolConfig::bytes_per_token({})", format.name());
         let mut plan = Plan {
-            engine: self.name(),
-            version: setup.version.shown(),
             kv_bytes_per_token: Some(Figure::derived(per_token, Unit::BytesPerToken, formula)),
-            kv_needed: None,
-            pool: None,
-            printed_tokens: None,
-            concurrency: None,
-            max_len: None,
-            max_model_len: length,
-            verdict: Verdict::Unknown,
-            refusal: None,
-            notes: model.notes.clone(),
-            ledger,
+            ..Plan::new(self.name(), model, setup, ledger)
         };
         match BlockPool::new(config) {
             Ok(pool) => fill(&mut plan, &pool, format),

@@ -69,25 +69,9 @@ impl Engine for Sglang {
         let fixed = state_bytes(model, setup).saturating_mul(states(setup));
         let ledger = ledger(model, setup, fixed)?;
         let formula = format!("keys {keys} + values {values} + draft {draft}");
-        let mut plan = Plan {
-            engine: self.name(),
-            version: setup.version.shown(),
-            kv_bytes_per_token: Some(Figure::derived(
-                per_token as f64,
-                Unit::BytesPerToken,
-                formula,
-            )),
-            kv_needed: None,
-            pool: None,
-            printed_tokens: None,
-            concurrency: None,
-            max_len: None,
-            max_model_len: setup.max_model_len.or(model.trained_context),
-            verdict: Verdict::Unknown,
-            refusal: None,
-            notes: model.notes.clone(),
-            ledger,
-        };
+        let mut plan = Plan::new(self.name(), model, setup, ledger);
+        plan.kv_bytes_per_token =
+            Some(Figure::derived(per_token as f64, Unit::BytesPerToken, formula));
         if fixed > 0 {
             let states = states(setup);
             plan.notes

@@ -46,25 +46,9 @@ impl Engine for TensorRtLlm {
         let per_token = token_bytes(model, setup).max(1);
         let ledger = ledger(model, setup)?;
         let formula = layers_formula(model, |layer| layer_bytes(layer, setup));
-        let mut plan = Plan {
-            engine: self.name(),
-            version: setup.version.shown(),
-            kv_bytes_per_token: Some(Figure::derived(
-                per_token as f64,
-                Unit::BytesPerToken,
-                formula,
-            )),
-            kv_needed: None,
-            pool: None,
-            printed_tokens: None,
-            concurrency: None,
-            max_len: None,
-            max_model_len: setup.max_model_len.or(model.trained_context),
-            verdict: Verdict::Unknown,
-            refusal: None,
-            notes: model.notes.clone(),
-            ledger,
-        };
+        let mut plan = Plan::new(self.name(), model, setup, ledger);
+        plan.kv_bytes_per_token =
+            Some(Figure::derived(per_token as f64, Unit::BytesPerToken, formula));
         let recurrent = model.layers.iter().any(|layer| matches!(layer, Cache::Recurrent(_)));
         if recurrent {
             plan.notes.push("states of recurrent layers are not counted: not seen in a log".into());

@@ -43,19 +43,12 @@ impl Engine for Vllm {
             Err(error) => return Err(error),
         };
         let mut plan = Plan {
-            engine: self.name(),
             version: setup.version.shown() + if setup.first_engine { " (V0)" } else { "" },
             kv_bytes_per_token: Some(token_bytes(&layout)),
             kv_needed: max_model_len.map(|length| needed(&layout, length)),
-            pool: None,
-            printed_tokens: None,
-            concurrency: None,
-            max_len: None,
             max_model_len,
-            verdict: Verdict::Unknown,
-            refusal: None,
             notes: notes(model, setup, &layout, batched_tokens),
-            ledger,
+            ..Plan::new(self.name(), model, setup, ledger)
         };
         if let Some(kv) = plan.ledger.kv.clone() {
             fill(&mut plan, &layout, setup, model, &kv);
