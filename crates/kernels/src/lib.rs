@@ -4,6 +4,7 @@
 
 pub mod attention;
 pub mod dispatch;
+pub mod logits;
 pub mod matmul;
 pub mod ops;
 pub mod page;

@@ -21,24 +21,24 @@ pub enum RopeStyle {
 macro_rules! tiered {
     (
         $(#[$doc:meta])*
-        pub fn $name:ident($($arg:ident: $type:ty),* $(,)?)
+        pub fn $name:ident($($arg:ident: $type:ty),* $(,)?) $(-> $result:ident)?
         checks { $($check:stmt;)* }
         scalar $scalar:expr;
         avx2 $avx2:expr;
         avx512 $avx512:expr;
     ) => {
         $(#[$doc])*
-        pub fn $name(tier: Tier, $($arg: $type),*) {
+        pub fn $name(tier: Tier, $($arg: $type),*) $(-> $result)? {
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx2,fma,f16c")]
-            fn avx2($($arg: $type),*) {
+            fn avx2($($arg: $type),*) $(-> $result)? {
                 // SAFETY: the features are enabled here; shapes were checked.
                 #[allow(unused_unsafe)]
                 unsafe { $avx2 }
             }
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq")]
-            fn avx512($($arg: $type),*) {
+            fn avx512($($arg: $type),*) $(-> $result)? {
                 // SAFETY: the features are enabled here; shapes were checked.
                 #[allow(unused_unsafe)]
                 unsafe { $avx512 }
@@ -58,6 +58,7 @@ macro_rules! tiered {
         }
     };
 }
+pub(crate) use tiered;
 
 tiered! {
     /// `out[i] = x[i] / sqrt(mean(x²) + epsilon) * weight[i]` (Zhang & Sennrich, arXiv 1910.07467).

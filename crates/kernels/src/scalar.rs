@@ -1,5 +1,6 @@
 //! The specification of every kernel, in plain loops; also the path for CPUs without SIMD tiers.
 
+use crate::logits::{CHUNK, GROUP};
 use crate::ops::RopeStyle;
 use crate::simd::{EXP_MIN, EXP_POLY, LANES, LN2_HIGH, LN2_LOW};
 
@@ -23,6 +24,69 @@ pub fn reduce_add(lanes: [f32; LANES]) -> f32 {
         }
     }
     lanes[0]
+}
+
+/// See [`crate::logits::argmax`].
+pub fn argmax(x: &[f32]) -> u32 {
+    let mut best = (f32::NEG_INFINITY, 0);
+    for (value, index) in x.iter().zip(0..) {
+        if *value > best.0 {
+            best = (*value, index);
+        }
+    }
+    best.1
+}
+
+/// See [`crate::logits::lane_maxima`].
+pub fn lane_maxima(x: &[f32], out: &mut [f32]) {
+    out.fill(f32::NEG_INFINITY);
+    for (values, out) in x.chunks(GROUP).zip(out.chunks_mut(LANES)) {
+        for values in values.chunks(LANES) {
+            for (value, most) in values.iter().zip(&mut *out) {
+                if *value > *most {
+                    *most = *value;
+                }
+            }
+        }
+    }
+}
+
+/// See [`crate::logits::at_least`].
+pub fn at_least(x: &[f32], threshold: f32, out: &mut [u32]) -> usize {
+    let below = threshold.next_down();
+    let mut count = 0;
+    for (value, index) in x.iter().zip(0..) {
+        if *value > below {
+            out[count] = index;
+            count += 1;
+        }
+    }
+    count
+}
+
+/// See [`crate::logits::exp_weights`].
+pub fn exp_weights(x: &[f32], largest: f32, divisor: f32, out: &mut [f32], sums: &mut [f32]) {
+    for ((x, out), sum) in x.chunks(CHUNK).zip(out.chunks_mut(CHUNK)).zip(sums) {
+        let mut lanes = [0.0_f32; LANES];
+        for (x, out) in x.chunks(LANES).zip(out.chunks_mut(LANES)) {
+            for ((x, out), lane) in x.iter().zip(out).zip(&mut lanes) {
+                let finite = if *x > f32::MIN { *x } else { f32::MIN };
+                *out = exp((finite - largest) / divisor);
+                *lane += *out;
+            }
+        }
+        *sum = reduce_add(lanes);
+    }
+}
+
+/// See [`crate::logits::mask`]. Inlined into the tiers: lanes do not meet.
+#[inline(always)]
+pub fn mask(x: &mut [f32], allowed: &[u32]) {
+    for (x, word) in x.chunks_mut(32).zip(allowed) {
+        for (x, bit) in x.iter_mut().zip(0..32) {
+            *x = if word >> bit & 1 == 1 { *x } else { f32::NEG_INFINITY };
+        }
+    }
 }
 
 /// See [`crate::ops::rms_norm`].
