@@ -47,6 +47,8 @@ pub struct Accounts {
     pub budget_bytes: usize,
     /// Pages held by blocks, by format.
     pub used: ByFormat<usize>,
+    /// The part of `used` that only the prefix index names: given back whenever it is asked for.
+    pub cached_bytes: usize,
     /// Pages given back during a step that has not ended: nobody's, not yet reusable.
     pub fenced_bytes: usize,
     /// Bytes that pages can still take, in partly filled and in empty spans.
@@ -66,5 +68,10 @@ impl Accounts {
     /// Bytes of pages held by blocks, all formats.
     pub fn used_bytes(&self) -> usize {
         self.used.total()
+    }
+
+    /// Bytes of pages that sequences hold, all formats.
+    pub fn held_bytes(&self) -> usize {
+        self.used_bytes() - self.cached_bytes
     }
 }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::ladder::Fidelity;
 use crate::page::PageFormat;
 use crate::pool::Shared;
 
@@ -14,21 +15,61 @@ pub(crate) struct Page {
 }
 
 /// What the pool knows of a block.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(crate) struct BlockRecord {
     /// Index of its KV group.
     pub group: u16,
-    /// Guards that hold it; 0 = the record is free.
+    /// The prefix index names it: its pages stay when the last guard goes.
+    pub cached: bool,
+    /// A change of `cached`, or of whether anybody holds it, waits to be heard of.
+    pub queued: bool,
+    /// The worst of all that its tokens' computation attended; set when it is sealed.
+    pub context: Fidelity,
+    /// Guards that hold it; 0 = idle where it is cached, else the record is free.
     pub owners: u32,
     /// Rises each time the record is used for another block, so that a stale guard shows.
     pub generation: u32,
-    /// Original position of its first token, where one sequence holds it.
+    /// Original position of its first token, the same for every sequence that holds it.
     pub first: u32,
     /// One page per layer of the group; `None`: dropped in that layer.
     pub pages: Vec<Option<Page>>,
 }
 
-/// Holds one block; gives its pages back on drop (behind the fence of a step that is in flight).
+impl Default for BlockRecord {
+    fn default() -> BlockRecord {
+        BlockRecord {
+            group: 0,
+            cached: false,
+            queued: false,
+            context: Fidelity::Exact,
+            owners: 0,
+            generation: 0,
+            first: 0,
+            pages: Vec::new(),
+        }
+    }
+}
+
+impl BlockRecord {
+    /// Whether it has pages although nobody holds it: only the prefix index names it.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.cached && self.owners == 0
+    }
+
+    /// Whether only one holder has it and nobody else reads its bytes by name: that holder may write it.
+    pub(crate) fn is_writable(&self) -> bool {
+        self.owners == 1 && !self.cached
+    }
+
+    /// The strictest contract that may use it: the worst of its pages and of what they were made from.
+    pub(crate) fn fidelity(&self) -> Fidelity {
+        let formats = self.pages.iter().flatten().map(|page| Fidelity::of_format(page.format));
+        formats.fold(self.context, Fidelity::max)
+    }
+}
+
+/// Holds one block; the last guard gives its pages back on drop (behind the fence of a step that is in
+/// flight), unless the prefix index names it: then they stay until they are needed.
 #[derive(Debug)]
 pub struct BlockGuard {
     shared: Arc<Shared>,
@@ -51,8 +92,8 @@ impl BlockGuard {
         self.generation
     }
 
-    /// Gives back the page of one layer; the block goes on without it. `false`, and nothing is done,
-    /// where the block is shared or the layer has no page.
+    /// Gives back the page of one layer; the block goes on without it, and without a name in the prefix
+    /// index. `false`, and nothing is done, where the block is shared or the layer has no page.
     pub(crate) fn give_back_layer(&self, layer: usize) -> bool {
         let mut state = self.shared.state();
         let record = &mut state.blocks[self.index as usize];
@@ -60,14 +101,30 @@ impl BlockGuard {
             return false;
         }
         let Some(page) = record.pages.get_mut(layer).and_then(Option::take) else { return false };
+        state.forget_name(self.index);
         self.shared.give_back_page(&mut state, page);
         true
     }
 
-    /// Another guard of the same block: its pages stay until both are gone. Shared blocks are neither
-    /// re-encoded nor moved.
+    /// Takes the block's name out of the prefix index, so that its pages are given back with this guard.
+    /// `false`, and nothing is done, where somebody else holds the block.
+    pub(crate) fn forget_name(&self) -> bool {
+        let mut state = self.shared.state();
+        let alone = state.blocks[self.index as usize].owners == 1;
+        if alone {
+            state.forget_name(self.index);
+        }
+        alone
+    }
+
+    /// Another guard of the same block: its pages stay until both are gone.
     pub fn share(&self) -> BlockGuard {
         self.shared.state().blocks[self.index as usize].owners += 1;
+        self.counted()
+    }
+
+    /// Another guard of the same block, whose count of `owners` the caller has made.
+    pub(crate) fn counted(&self) -> BlockGuard {
         BlockGuard { shared: self.shared.clone(), index: self.index, generation: self.generation }
     }
 }

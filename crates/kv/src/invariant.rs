@@ -169,7 +169,7 @@ fn owners(world: &World<'_>) -> Result<(), String> {
     for (block, record) in world.state.blocks.iter().enumerate() {
         let tables = named.get(&(block as u32)).copied().unwrap_or(0);
         let good = record.owners >= tables
-            && (record.owners > 0) == record.pages.iter().any(Option::is_some);
+            && (record.owners > 0 || record.cached) == record.pages.iter().any(Option::is_some);
         expect(good, || format!("block {block}: {} owners, {tables} tables", record.owners))?;
     }
     Ok(())
@@ -244,7 +244,8 @@ fn falls_recorded(world: &World<'_>) -> Result<(), String> {
     let mut falls: HashMap<(u64, Rung), usize> = HashMap::new();
     for (sequence, _, entry) in world.entries() {
         for (_, page) in world.pages(entry) {
-            let seen = Rung::to_format(page.format).is_none_or(|rung| entry.falls.contains(rung));
+            let known = |rung| entry.falls.contains(rung) || entry.inherited.contains(rung);
+            let seen = Rung::to_format(page.format).is_none_or(known);
             expect(seen, || format!("block at {} fell unseen", entry.first))?;
         }
         for rung in Rung::ALL.into_iter().filter(|rung| entry.falls.contains(*rung)) {

@@ -39,14 +39,18 @@ impl Fidelity {
         self >= rung.requires()
     }
 
-    /// Whether a page of this request may be in `format`.
-    pub fn permits_format(self, format: PageFormat) -> bool {
-        let strictest = match format {
+    /// The strictest contract that permits pages in `format`.
+    pub fn of_format(format: PageFormat) -> Fidelity {
+        match format {
             PageFormat::F16 => Fidelity::Exact,
             PageFormat::Int8 | PageFormat::Fp8E4M3 | PageFormat::Fp8E5M2 => Fidelity::Int8,
             PageFormat::K8V4 | PageFormat::Int4 => Fidelity::Int4,
-        };
-        self >= strictest
+        }
+    }
+
+    /// Whether a page of this request may be in `format`.
+    pub fn permits_format(self, format: PageFormat) -> bool {
+        self >= Fidelity::of_format(format)
     }
 }
 

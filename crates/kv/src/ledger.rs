@@ -69,6 +69,12 @@ impl Ledger {
         self.entries.reserve(ENTRIES_A_STEP);
     }
 
+    /// The same entries as another request's.
+    pub(crate) fn of_request(&self, request: u64) -> Ledger {
+        let entries = self.entries.iter().map(|entry| LedgerEntry { request, ..*entry });
+        Ledger { entries: entries.collect() }
+    }
+
     /// Adds `entry`; merged into the last one of the same step, rung and reason.
     pub(crate) fn record(&mut self, entry: LedgerEntry) {
         let same = self.entries.iter_mut().rev().take_while(|e| e.step == entry.step).find(|e| {

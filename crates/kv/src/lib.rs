@@ -67,6 +67,7 @@ pub mod account;
 pub mod admission;
 pub mod arena;
 pub mod block;
+pub mod cache;
 pub mod config;
 pub mod harm;
 pub mod invariant;
@@ -84,6 +85,8 @@ pub mod table;
 
 pub use account::{Accounts, ByFormat};
 pub use admission::minimum_budget_bytes;
+pub use block::BlockGuard;
+pub use cache::{CacheChange, CachedBlock, CachedState};
 pub use config::{ConfigError, GroupConfig, PoolConfig, TAIL_TOKENS};
 pub use harm::HarmTable;
 pub use invariant::check_invariants;
@@ -94,4 +97,4 @@ pub use relief::{
     Demand, EncodeJob, ReliefPlan, apply_relief, plan_format_at_seal, plan_relief,
     plan_token_budget, relief_needed_bytes,
 };
-pub use table::{KvUsage, Sequence, SequenceConfig};
+pub use table::{AttachedBlock, KvUsage, Sequence, SequenceConfig};

@@ -33,7 +33,17 @@ pub struct BlockPool {
 /// A block just taken, its pages in layer order.
 pub(crate) struct NewBlock {
     pub guard: BlockGuard,
-    pub pages: Vec<Page>,
+    pub pages: Vec<Option<Page>>,
+}
+
+/// A block of f16 pages to be copied page by page into a new one.
+#[derive(Clone, Copy)]
+pub(crate) struct CopyOf {
+    /// Index of its record.
+    pub block: u32,
+    pub group: usize,
+    /// Original position of the copy's first token.
+    pub first: usize,
 }
 
 /// What guards, sequences and the pool's handles share.
@@ -55,8 +65,12 @@ impl fmt::Debug for Shared {
 pub(crate) struct State {
     pub spans: Spans,
     pub blocks: Vec<BlockRecord>,
-    free_records: Vec<u32>,
+    pub(crate) free_records: Vec<u32>,
     pub used: ByFormat<usize>,
+    /// The part of `used` in idle blocks.
+    pub cached_bytes: usize,
+    /// Records with a change that the prefix index has not heard of, oldest first, each once.
+    pub(crate) cache_changes: Vec<u32>,
     pub peak_bytes: usize,
     next_step: u64,
     open_steps: BTreeSet<u64>,
@@ -93,6 +107,8 @@ impl BlockPool {
             blocks: Vec::new(),
             free_records: Vec::new(),
             used: ByFormat::default(),
+            cached_bytes: 0,
+            cache_changes: Vec::new(),
             peak_bytes: 0,
             next_step: 0,
             open_steps: BTreeSet::new(),
@@ -178,6 +194,7 @@ impl Shared {
         Accounts {
             budget_bytes: self.config.budget_bytes,
             used: state.used,
+            cached_bytes: state.cached_bytes,
             fenced_bytes: state.fenced_bytes,
             free_bytes: state.spans.partial_free_bytes() + (empty - reserved) * geometry.span_bytes,
             reserved_bytes: reserved * geometry.span_bytes,
@@ -192,53 +209,108 @@ impl Shared {
         !state.open_steps.is_empty()
     }
 
-    /// Takes `blocks[group]` new f16 blocks per group, all or none: each group's in order, from the one that
-    /// begins at original position `first` on.
+    /// Takes a new f16 block per copy, filled with its pages, and `blocks[group]` new f16 blocks per group,
+    /// all or none: each group's in order, from the one that begins at original position `first` on. Copies
+    /// come first.
+    ///
+    /// Copies need that no step is in flight; where one is, nothing is taken and nothing counts as free.
     pub(crate) fn take_blocks(
         self: &Arc<Self>,
+        copies: &[CopyOf],
         blocks: &[usize],
         first: usize,
-    ) -> Result<Vec<Vec<NewBlock>>, Shortage> {
+    ) -> Result<(Vec<NewBlock>, Vec<Vec<NewBlock>>), Shortage> {
         let mut state = self.state();
-        let pages = self.demand_pages(blocks);
-        if !state.spans.can_take(&pages, self.geometry.reserve_spans) {
+        let mut pages = self.demand_pages(blocks);
+        for copy in copies {
+            pages[self.geometry.class_of[copy.group][PageFormat::F16]] +=
+                self.config.groups[copy.group].layers;
+        }
+        if !copies.is_empty() && self.step_in_flight(&state) {
             let needed_bytes = self.page_bytes_sum(&pages);
-            let free_bytes = self.free_bytes_for(&state, &pages);
-            return Err(Shortage { needed_bytes, free_bytes });
+            return Err(Shortage { needed_bytes, free_bytes: 0 });
+        }
+        self.check_room(&state, &pages)?;
+        let f16 = |_: usize| Some(PageFormat::F16);
+        let mut copied = Vec::with_capacity(copies.len());
+        for copy in copies {
+            let block = self.take_block(&mut state, copy.group, copy.first, f16);
+            self.copy_block(&state, copy, &block.pages);
+            copied.push(block);
         }
         let mut taken = Vec::with_capacity(blocks.len());
         for (group, &count) in blocks.iter().enumerate() {
             let firsts = (0..count).map(|index| first + index * self.config.block_size());
-            taken.push(firsts.map(|first| self.take_block(&mut state, group, first)).collect());
+            taken
+                .push(firsts.map(|first| self.take_block(&mut state, group, first, f16)).collect());
         }
         state.peak_bytes = state.peak_bytes.max(state.used.total());
-        Ok(taken)
+        Ok((copied, taken))
     }
 
-    fn take_block(self: &Arc<Self>, state: &mut State, group: usize, first: usize) -> NewBlock {
+    /// Whether `pages[class]` more pages fit beside the reserve.
+    pub(crate) fn check_room(&self, state: &State, pages: &[usize]) -> Result<(), Shortage> {
+        if state.spans.can_take(pages, self.geometry.reserve_spans) {
+            return Ok(());
+        }
+        let needed_bytes = self.page_bytes_sum(pages);
+        Err(Shortage { needed_bytes, free_bytes: self.free_bytes_for(state, pages) })
+    }
+
+    /// Takes a block whose layers have pages in `formats(layer)`, which [`check_room`](Self::check_room) has
+    /// counted under the same lock.
+    pub(crate) fn take_block(
+        self: &Arc<Self>,
+        state: &mut State,
+        group: usize,
+        first: usize,
+        formats: impl Fn(usize) -> Option<PageFormat>,
+    ) -> NewBlock {
         let index = state.free_records.pop().unwrap_or_else(|| {
             push_tight(&mut state.blocks, BlockRecord::default());
             state.blocks.len() as u32 - 1
         });
-        let class = self.geometry.class_of[group][PageFormat::F16];
         let layers = self.config.groups[group].layers;
         let keep_empty = self.geometry.reserve_spans;
         let mut pages = Vec::with_capacity(layers);
-        for _ in 0..layers {
+        for layer in 0..layers {
+            let Some(format) = formats(layer) else {
+                pages.push(None);
+                continue;
+            };
+            let class = self.geometry.class_of[group][format];
             let place = state.spans.take(class, Slot::Held(index), keep_empty);
-            // `can_take` has counted these pages under the same lock.
             let place = place.expect("a page that was counted as free");
-            pages.push(Page { offset: self.page_offset(state, place), format: PageFormat::F16 });
+            state.used[format] += self.geometry.class_bytes[class];
+            pages.push(Some(Page { offset: self.page_offset(state, place), format }));
         }
-        state.used[PageFormat::F16] += layers * self.geometry.class_bytes[class];
         let record = &mut state.blocks[index as usize];
         record.group = group as u16;
         record.first = first as u32;
         record.owners = 1;
+        record.cached = false;
+        record.context = Fidelity::Exact;
         record.generation = record.generation.wrapping_add(1);
         record.pages.clear();
-        record.pages.extend(pages.iter().copied().map(Some));
+        record.pages.extend_from_slice(&pages);
         NewBlock { guard: BlockGuard::new(self.clone(), index, record.generation), pages }
+    }
+
+    /// Copies the pages of a block into those of another of the same group that nobody else knows of yet.
+    fn copy_block(&self, state: &State, copy: &CopyOf, targets: &[Option<Page>]) {
+        let page_bytes = self.config.groups[copy.group].shape.page_bytes(PageFormat::F16);
+        let sources = &state.blocks[copy.block as usize].pages;
+        for (source, target) in sources.iter().zip(targets) {
+            let (Some(source), Some(target)) = (source, target) else { continue };
+            debug_assert_eq!(source.format, PageFormat::F16, "only open blocks are copied");
+            // SAFETY: no step is in flight (checked under this lock) so nobody writes the source, and the
+            // target was taken under the same lock: no table names it yet.
+            unsafe {
+                let bytes = self.arena.slice(source.offset as usize * PAGE_ALIGN, page_bytes);
+                let target = target.offset as usize * PAGE_ALIGN;
+                self.arena.slice_mut(target, page_bytes).copy_from_slice(bytes);
+            }
+        }
     }
 
     pub(crate) fn page_offset(&self, state: &State, place: Place) -> u32 {
@@ -249,20 +321,41 @@ impl Shared {
         state.spans.place(page.offset as usize * PAGE_ALIGN)
     }
 
-    /// One owner fewer; the last one gives the pages back.
+    /// One owner fewer; the last one gives the pages back, unless the block is cached.
     pub(crate) fn release(&self, index: u32) {
-        let mut guard = self.state();
-        let state = &mut *guard;
+        let mut state = self.state();
         let record = &mut state.blocks[index as usize];
         record.owners -= 1;
         if record.owners > 0 {
             return;
         }
+        if record.cached {
+            state.cached_bytes += self.record_bytes(&state, index);
+            state.note_cache_change(index);
+        } else {
+            self.give_back_record(&mut state, index);
+        }
+    }
+
+    /// Gives back the pages of a block that nobody holds or names. Returns their bytes.
+    pub(crate) fn give_back_record(&self, state: &mut State, index: u32) -> usize {
+        let bytes = self.record_bytes(state, index);
+        let record = &mut state.blocks[index as usize];
         let pages = std::mem::take(&mut record.pages);
-        push_tight(&mut state.free_records, index);
+        if !record.queued {
+            push_tight(&mut state.free_records, index);
+        }
         for page in pages.into_iter().flatten() {
             self.give_back_page(state, page);
         }
+        bytes
+    }
+
+    /// Bytes of a block's pages.
+    pub(crate) fn record_bytes(&self, state: &State, index: u32) -> usize {
+        let record = &state.blocks[index as usize];
+        let shape = self.config.groups[record.group as usize].shape;
+        record.pages.iter().flatten().map(|page| shape.page_bytes(page.format)).sum()
     }
 
     /// Gives a page back that no table names any more.

@@ -9,7 +9,7 @@ use crate::policy::Observation;
 use crate::table::push_tight;
 
 /// Scores of every page of a sequence.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Scores {
     /// `[group][layer]`.
     layers: Vec<Vec<LayerScores>>,
@@ -43,9 +43,10 @@ impl Scores {
         Scores { layers: layers.map(|count| vec![LayerScores::default(); count]).collect() }
     }
 
-    /// A page was put behind the others of every layer of `group`.
-    pub(crate) fn push(&mut self, group: usize) {
-        for layer in self.layers[group].iter_mut().filter(|layer| layer.tracked) {
+    /// A page was put behind the others of a layer.
+    pub(crate) fn push(&mut self, group: usize, layer: usize) {
+        let layer = &mut self.layers[group][layer];
+        if layer.tracked {
             push_tight(&mut layer.pages, 0.0);
         }
     }
@@ -159,7 +160,7 @@ mod tests {
         for decay in [0.5, 0.998, 1.0] {
             let mut scores = Scores::new([1].into_iter());
             scores.observe_masses(AT, 1, &[0.25; 40], decay);
-            scores.push(0);
+            scores.push(0, 0);
             scores.observe_masses(AT, 2, &[0.25; 2 * 17], decay);
             let seen = Observation::AttentionMass { decay };
             for (index, age) in [(0, 57), (1, 17)] {
@@ -183,7 +184,7 @@ mod tests {
     #[test]
     fn nothing_is_stored_where_nothing_is_observed() {
         let mut scores = Scores::new([2, 1].into_iter());
-        scores.push(0);
+        (0..2).for_each(|layer| scores.push(0, layer));
         assert_eq!(scores.layers[0][0].pages.capacity(), 0);
         assert_eq!(scores.score(AT, 0, 10, Observation::Keys), 0.0);
         scores.observe_keys((0, 1), 1, 0, 0.5);

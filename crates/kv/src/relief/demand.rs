@@ -2,7 +2,7 @@
 
 use crate::admission::peak_window_blocks;
 use crate::ladder::Rung;
-use crate::pool::BlockPool;
+use crate::pool::{BlockPool, State};
 use crate::table::Sequence;
 
 /// What a sequence will need next.
@@ -30,8 +30,8 @@ impl Demand<'_> {
 
 /// Bytes by which the demand exceeds the free bytes as things lie now; 0 where no relief is needed.
 pub fn relief_needed_bytes(pool: &BlockPool, demands: &[Demand<'_>]) -> usize {
-    let pages = demand_pages(pool, demands, |demand| demand.tokens);
     let state = pool.shared.state();
+    let pages = demand_pages(pool, &state, demands, |demand| demand.tokens);
     if state.spans.can_take(&pages, pool.shared.geometry.reserve_spans) {
         return 0;
     }
@@ -42,33 +42,37 @@ pub fn relief_needed_bytes(pool: &BlockPool, demands: &[Demand<'_>]) -> usize {
 /// Pages per size class that all demands together need for `tokens(demand)` more tokens each.
 pub(super) fn demand_pages(
     pool: &BlockPool,
+    state: &State,
     demands: &[Demand<'_>],
     tokens: impl Fn(&Demand<'_>) -> usize,
 ) -> Vec<usize> {
     let mut blocks = vec![0; pool.config().groups.len()];
     for demand in demands {
-        let more = demand_blocks(demand, tokens(demand));
+        let more = demand_blocks(demand, tokens(demand), state);
         blocks.iter_mut().zip(more).for_each(|(sum, more)| *sum += more);
     }
     pool.shared.demand_pages(&blocks)
 }
 
-/// New blocks per group that `tokens` more tokens need at their peak.
-fn demand_blocks(demand: &Demand<'_>, tokens: usize) -> Vec<usize> {
+/// New blocks per group that `tokens` more tokens need at their peak, copies of shared open ones included.
+fn demand_blocks(demand: &Demand<'_>, tokens: usize, state: &State) -> Vec<usize> {
     let sequence = demand.sequence;
     let config = sequence.pool().config();
     let tokens = sequence.remaining(tokens);
-    let more = sequence.missing_blocks(tokens);
+    let new = sequence.new_blocks(tokens);
+    let mut blocks = sequence.missing_blocks(tokens, state);
     let peak = |group: usize, window: usize| {
         let next = sequence.next_position();
         let step = demand.step_tokens;
         let peak = peak_window_blocks(window, config.block_size(), next, tokens, step);
         peak.saturating_sub(sequence.tables[group].len())
     };
-    let windows = config.groups.iter().enumerate().zip(more);
-    windows
-        .map(|((index, group), more)| group.window.map_or(more, |w| peak(index, w).min(more)))
-        .collect()
+    for ((index, group), blocks) in config.groups.iter().enumerate().zip(&mut blocks) {
+        if let Some(window) = group.window {
+            *blocks -= new - peak(index, window).min(new);
+        }
+    }
+    blocks
 }
 
 /// Blocks to drop so that the kept tokens stay within the trained context.

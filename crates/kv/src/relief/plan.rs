@@ -48,7 +48,7 @@ pub fn plan_relief(
 ) -> ReliefPlan {
     let state = pool.shared.state();
     let geometry = &pool.shared.geometry;
-    let pages = demand_pages(pool, demands, |demand| demand.tokens);
+    let pages = demand_pages(pool, &state, demands, |demand| demand.tokens);
     let need = Goal { demand: &pages, spans: geometry.spans };
     let mark = |percent| Goal { demand: &pages, spans: geometry.spans * percent / 100 };
     let compaction = !state.spans.can_take(&pages, geometry.reserve_spans);
@@ -74,7 +74,7 @@ pub fn plan_relief(
     let stages = planner.stages_for_stretch();
     if reached && !stages.is_empty() {
         stretch_pages =
-            demand_pages(pool, demands, |demand| demand.stretch_tokens.max(demand.tokens));
+            demand_pages(pool, &state, demands, |demand| demand.stretch_tokens.max(demand.tokens));
         let stretch = Goal { demand: &stretch_pages, spans: geometry.spans };
         enough &= planner.climb(stretch, |_| true, Some(&stages));
         goals.push(stretch);

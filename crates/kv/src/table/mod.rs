@@ -1,15 +1,21 @@
 //! A sequence: its block tables in all KV groups, its positions, the view that kernels read.
 
-use std::ops::Range;
+mod attach;
+mod drops;
+mod fork;
+mod observe;
+
+pub use attach::AttachedBlock;
+
+use std::sync::Arc;
 
 use crate::account::ByFormat;
 use crate::block::{BlockGuard, Page};
-use crate::keep::{KeepError, KeptSpans};
+use crate::keep::KeptSpans;
 use crate::ladder::{Fidelity, Rung};
 use crate::ledger::{Ledger, LedgerEntry};
 use crate::page::{PageFormat, PageRef, SequenceView};
-use crate::policy::Observation;
-use crate::pool::{BlockPool, NewBlock, Shortage};
+use crate::pool::{BlockPool, CopyOf, NewBlock, Shortage, State};
 use crate::runs;
 use crate::scores::Scores;
 
@@ -56,8 +62,10 @@ pub(crate) struct Entry {
     /// What this block has been through, for the ledger's invariant. Layers that were dropped since
     /// count too.
     pub falls: Falls,
+    /// What it had been through when the sequence got it: another one's, or recorded before.
+    pub inherited: Falls,
     /// Layers that hold a page of it; the entry goes with the last.
-    held_layers: usize,
+    pub(crate) held_layers: u16,
 }
 
 /// A sequence's tables. Dropping it gives every block back.
@@ -70,7 +78,7 @@ pub struct Sequence {
     /// Positions that have pages; `>= next_position`.
     grown_end: usize,
     pub(crate) tables: Vec<Vec<Entry>>,
-    view: SequenceView,
+    view: Arc<SequenceView>,
     relative: bool,
     scores: Scores,
     kept_spans: KeptSpans,
@@ -78,6 +86,12 @@ pub struct Sequence {
     pub(crate) falls_gone: [usize; Rung::ALL.len()],
     /// Pages dropped, all layers.
     dropped_pages: usize,
+    /// The part of them that is missing from what it holds now.
+    lacking_pages: usize,
+    /// The worst of what the next token will attend.
+    lossy: Fidelity,
+    /// The worst of what its computation has attended.
+    attended: Fidelity,
     held_bytes: usize,
     peak_bytes: usize,
     pub(crate) ledger: Ledger,
@@ -89,7 +103,8 @@ pub struct KvUsage {
     /// Accepted tokens still held, by format: token-layers / layers, full-attention groups (or all
     /// groups where every one has a window).
     pub tokens_by_format: ByFormat<f64>,
-    /// Token-layers dropped / layers of all groups. What leaves a window does not count.
+    /// Token-layers missing from what is held because they were dropped / layers of all groups. What leaves a
+    /// window does not count.
     pub dropped_tokens: f64,
     /// Bytes of pages held now.
     pub held_bytes: usize,
@@ -111,14 +126,15 @@ impl Sequence {
             next_position: 0,
             grown_end: 0,
             tables: groups.iter().map(|_| Vec::new()).collect(),
-            view: SequenceView {
-                groups: groups.iter().map(|g| runs::original(g.layers)).collect(),
-            },
+            view: Arc::new(empty_view(pool)),
             relative: false,
             scores: Scores::new(groups.iter().map(|group| group.layers)),
             kept_spans: KeptSpans::default(),
             falls_gone: [0; Rung::ALL.len()],
             dropped_pages: 0,
+            lacking_pages: 0,
+            lossy: Fidelity::Exact,
+            attended: Fidelity::Exact,
             held_bytes: 0,
             peak_bytes: 0,
             ledger: Ledger::default(),
@@ -187,17 +203,52 @@ impl Sequence {
         &self.view
     }
 
+    /// The same pages for an executor to hold while a step is in flight: a change of the tables while
+    /// somebody holds it goes to a copy, so that nobody sees it change.
+    pub fn shared_view(&self) -> Arc<SequenceView> {
+        self.view.clone()
+    }
+
+    /// The worst of all that the computation of its tokens has attended so far: formats, drops, and what
+    /// attached blocks were made from. Never improves until [`clear`](Self::clear).
+    pub fn fidelity(&self) -> Fidelity {
+        self.attended
+    }
+
     /// The record of each step down.
     pub fn ledger(&self) -> &Ledger {
         &self.ledger
     }
 
-    /// New blocks per group that `tokens` more tokens need.
-    pub(crate) fn missing_blocks(&self, tokens: usize) -> Vec<usize> {
+    /// New blocks, in each group, that `tokens` more tokens need.
+    pub(crate) fn new_blocks(&self, tokens: usize) -> usize {
         let end = self.next_position.saturating_add(tokens);
         let blocks = end.saturating_sub(self.pages_end()).div_ceil(self.block_size());
         // More than any arena holds, few enough that no sum of bytes overflows.
-        vec![blocks.min(u32::MAX as usize); self.tables.len()]
+        blocks.min(u32::MAX as usize)
+    }
+
+    /// Blocks per group to be taken for `tokens` more tokens: new ones and copies of shared open ones.
+    pub(crate) fn missing_blocks(&self, tokens: usize, state: &State) -> Vec<usize> {
+        let mut blocks = vec![self.new_blocks(tokens); self.tables.len()];
+        self.unwritable(tokens, state).for_each(|copy| blocks[copy.group] += 1);
+        blocks
+    }
+
+    /// The blocks held that the next `tokens` tokens write in and that must be copied before: somebody else
+    /// holds them, or the prefix index names them.
+    fn unwritable(&self, tokens: usize, state: &State) -> impl Iterator<Item = CopyOf> {
+        let end = self.next_position.saturating_add(tokens);
+        let tables = self.tables.iter().enumerate();
+        tables.flat_map(move |(group, table)| {
+            let open = table.iter().rev().take_while(|entry| !self.is_sealed(entry.first));
+            open.filter(move |entry| entry.first < end).filter_map(move |entry| {
+                let block = entry.guard.index();
+                let first = entry.first;
+                let shared = !state.blocks[block as usize].is_writable();
+                shared.then_some(CopyOf { block, group, first })
+            })
+        })
     }
 
     /// First position without a page.
@@ -210,44 +261,67 @@ impl Sequence {
     /// arbitrary (NaN in debug builds, so that a kernel that reads past the written tokens shows).
     /// Growing again by no more than was grown and not yet committed changes nothing.
     ///
+    /// An open block that another sequence holds too is copied first, in whole pages (copy-on-write); the
+    /// last one that holds it writes it in place.
+    ///
     /// # Errors
     /// [`Shortage`] where the free pages do not suffice; the sequence is unchanged. Relieve and retry.
+    /// While a step is in flight nothing is copied: `free_bytes` is then 0; retry when it has ended.
     pub fn grow(&mut self, tokens: usize) -> Result<(), Shortage> {
         self.ledger.reserve();
-        let block_size = self.block_size();
-        let end = self.next_position.saturating_add(tokens);
-        let blocks = self.missing_blocks(tokens);
-        if blocks.iter().any(|&count| count > 0) {
+        let new = self.new_blocks(tokens);
+        let copies: Vec<CopyOf> = self.unwritable(tokens, &self.pool.shared.state()).collect();
+        if new > 0 || !copies.is_empty() {
             let first = self.pages_end();
-            let taken = self.pool.shared.take_blocks(&blocks, first)?;
+            let new = vec![new; self.tables.len()];
+            let (copied, taken) = self.pool.shared.take_blocks(&copies, &new, first)?;
+            for (copy, block) in copies.iter().zip(copied) {
+                self.replace_block(copy, block);
+            }
             for (group, taken) in taken.into_iter().enumerate() {
                 for (index, block) in taken.into_iter().enumerate() {
-                    self.push_block(group, block, first + index * block_size);
+                    self.push_block(group, block, first + index * self.block_size());
                 }
             }
             self.peak_bytes = self.peak_bytes.max(self.held_bytes);
         }
-        self.grown_end = self.grown_end.max(end);
+        self.grown_end = self.grown_end.max(self.next_position.saturating_add(tokens));
         self.update_positions();
         Ok(())
     }
 
+    /// Puts a copy in the place of a block that is shared.
+    fn replace_block(&mut self, copy: &CopyOf, block: NewBlock) {
+        let Some(index) = self.entry_index(copy.group, copy.first) else { return };
+        self.tables[copy.group][index].guard = block.guard;
+        let pages = block.pages.iter().enumerate();
+        for (layer, page) in pages.filter_map(|(layer, page)| Some((layer, (*page)?))) {
+            self.replace_page(copy.group, copy.first, layer, page);
+        }
+    }
+
+    /// Puts a block behind the others of its group; its pages are as `block` says.
     fn push_block(&mut self, group: usize, block: NewBlock, first: usize) {
         let block_size = self.block_size();
-        let view = &mut self.view.groups[group];
+        let shape = self.pool.config().groups[group].shape;
+        let view = &mut Arc::make_mut(&mut self.view).groups[group];
         let mut opens_a_run = false;
-        for ((layer, runs), page) in view.layers.iter_mut().zip(&view.runs).zip(&block.pages) {
+        let mut held_layers = 0;
+        for (index, page) in block.pages.iter().enumerate() {
+            let Some(Page { offset, format }) = *page else { continue };
+            let layer = &mut view.layers[index];
             let end = layer.last().map(|last| last.first as usize + block_size);
             opens_a_run |= end.is_some_and(|end| end != first);
-            let run = (runs.len() - 1) as u8;
-            let Page { offset, format } = *page;
+            let run = (view.runs[index].len() - 1) as u8;
             push_tight(layer, PageRef { offset, first: first as u32, format, run });
+            self.scores.push(group, index);
+            self.held_bytes += shape.page_bytes(format);
+            held_layers += 1;
         }
-        self.scores.push(group);
-        self.held_bytes += self.pool.config().groups[group].block_bytes(PageFormat::F16);
-        let (guard, held_layers) = (block.guard, block.pages.len());
         let (refused, falls) = (ByFormat::default(), Falls::default());
-        push_tight(&mut self.tables[group], Entry { guard, first, refused, falls, held_layers });
+        let (guard, inherited) = (block.guard, Falls::default());
+        let entry = Entry { guard, first, refused, falls, inherited, held_layers };
+        push_tight(&mut self.tables[group], entry);
         // Behind a dropped block.
         if opens_a_run {
             self.number_runs(group);
@@ -265,7 +339,12 @@ impl Sequence {
             self.next_position + tokens <= self.grown_end,
             "commit beyond what was grown"
         );
+        let before = self.next_position;
         self.next_position = (self.next_position + tokens).min(self.grown_end);
+        if self.next_position > before {
+            self.attended = self.attended.max(self.lossy);
+            self.seal_from(before);
+        }
         for group in 0..self.tables.len() {
             if let Some(window) = self.pool.config().groups[group].window {
                 // The next query is at `next_position` and attends positions > next_position - window.
@@ -274,6 +353,21 @@ impl Sequence {
                 let out = |entry: &Entry| entry.first + block_size <= first_attended;
                 let count = self.tables[group].iter().take_while(|entry| out(entry)).count();
                 self.remove_blocks(group, 0, count);
+            }
+        }
+    }
+
+    /// Notes of the blocks sealed since `next_position` was `before` what they were computed from.
+    fn seal_from(&self, before: usize) {
+        let block_size = self.block_size();
+        if before / block_size == self.next_position / block_size {
+            return;
+        }
+        let mut state = self.pool.shared.state();
+        for table in &self.tables {
+            let new = table.iter().rev().take_while(|entry| entry.first + block_size > before);
+            for entry in new.filter(|entry| self.is_sealed(entry.first)) {
+                state.blocks[entry.guard.index() as usize].context = self.attended;
             }
         }
     }
@@ -294,76 +388,12 @@ impl Sequence {
         pages.binary_search_by_key(&first, |page| page.first as usize).ok()
     }
 
-    /// Takes `count` blocks from entry `start` out of table and view; their guards give them back.
-    /// Returns the bytes of their pages.
-    fn remove_blocks(&mut self, group: usize, start: usize, count: usize) -> usize {
-        let Some(last) = self.tables[group][start..start + count].last() else { return 0 };
-        let (low, high) = (self.tables[group][start].first, last.first);
-        let shape = self.pool.config().groups[group].shape;
-        let mut bytes = 0;
-        for (index, layer) in self.view.groups[group].layers.iter_mut().enumerate() {
-            let from = layer.partition_point(|page| (page.first as usize) < low);
-            let to = layer.partition_point(|page| page.first as usize <= high);
-            bytes += layer.drain(from..to).map(|page| shape.page_bytes(page.format)).sum::<usize>();
-            self.scores.remove(group, index, from..to);
-        }
-        self.held_bytes -= bytes;
-        for entry in self.tables[group].drain(start..start + count) {
-            count_falls(&mut self.falls_gone, entry.falls);
-        }
-        bytes
-    }
-
-    /// Drops the sealed block at original position `first` from every full-attention layer that holds
-    /// it. Returns the bytes of its pages; 0 where there is none.
-    pub(crate) fn drop_block(&mut self, first: usize) -> usize {
-        let mut bytes = 0;
-        for group in 0..self.tables.len() {
-            let Some(index) = self.droppable(group, first) else { continue };
-            self.dropped_pages += self.tables[group][index].held_layers;
-            bytes += self.remove_blocks(group, index, 1);
-            self.number_runs(group);
-        }
-        bytes
-    }
-
-    /// Drops the page of one full-attention layer of the sealed block at original position `first`; its
-    /// other layers stay. Returns the bytes of the page; 0 where there is none, or it is shared.
-    pub(crate) fn drop_page(&mut self, group: usize, layer: usize, first: usize) -> usize {
-        let (Some(index), Some(page)) =
-            (self.droppable(group, first), self.page_index(group, layer, first))
-        else {
-            return 0;
-        };
-        let entry = &mut self.tables[group][index];
-        if !entry.guard.give_back_layer(layer) {
-            return 0;
-        }
-        entry.held_layers -= 1;
-        if entry.held_layers == 0 {
-            count_falls(&mut self.falls_gone, entry.falls);
-            self.tables[group].remove(index);
-        }
-        let format = self.view.groups[group].layers[layer].remove(page).format;
-        self.scores.remove(group, layer, page..page + 1);
-        let bytes = self.pool.config().groups[group].shape.page_bytes(format);
-        self.held_bytes -= bytes;
-        self.dropped_pages += 1;
-        self.number_runs(group);
-        bytes
-    }
-
-    /// Index of the entry at `first`, where a block there may be dropped at all.
-    fn droppable(&self, group: usize, first: usize) -> Option<usize> {
-        let full = self.pool.config().groups[group].window.is_none();
-        if full && self.is_sealed(first) { self.entry_index(group, first) } else { None }
-    }
-
     /// The page of the block at `first` was re-encoded in a layer: points the view at it.
     pub(crate) fn replace_page(&mut self, group: usize, first: usize, layer: usize, page: Page) {
         let shape = self.pool.config().groups[group].shape;
         let Some(index) = self.page_index(group, layer, first) else { return };
-        let shown = &mut self.view.groups[group].layers[layer][index];
+        self.lossy = self.lossy.max(Fidelity::of_format(page.format));
+        let shown = &mut Arc::make_mut(&mut self.view).groups[group].layers[layer][index];
         self.held_bytes -= shape.page_bytes(shown.format);
         self.held_bytes += shape.page_bytes(page.format);
         shown.offset = page.offset;
@@ -373,61 +403,8 @@ impl Sequence {
     /// The page of the block at `first` was moved by compaction in a layer: points the view at it.
     pub(crate) fn move_page(&mut self, group: usize, first: usize, layer: usize, offset: u32) {
         if let Some(index) = self.page_index(group, layer, first) {
-            self.view.groups[group].layers[layer][index].offset = offset;
+            Arc::make_mut(&mut self.view).groups[group].layers[layer][index].offset = offset;
         }
-    }
-
-    /// Marks tokens that scored policies and `sinks` must not drop, such as the client's instructions:
-    /// every block with a token in `span` (positions, of the prompt or still to come) stays from now on.
-    /// What was dropped before does not come back.
-    ///
-    /// # Errors
-    /// An empty span, one past the sequence's `max_tokens`, or more separate spans than
-    /// [`MAXIMUM_SPANS`](crate::keep::MAXIMUM_SPANS); nothing is marked then.
-    pub fn keep(&mut self, span: Range<usize>) -> Result<(), KeepError> {
-        match self.config.max_tokens {
-            Some(max_tokens) if span.end > max_tokens => {
-                Err(KeepError::PastEnd { span, max_tokens })
-            }
-            _ => self.kept_spans.add(span),
-        }
-    }
-
-    /// Whether a token of the block at `first` is marked to be kept.
-    pub(crate) fn is_marked(&self, first: usize) -> bool {
-        self.kept_spans.meets(first..first + self.block_size())
-    }
-
-    /// Tells the sequence what its last step's queries attended to in one layer, for policies that
-    /// observe [`Observation::AttentionMass`]: `masses` is `[rows][pages]`, the attention probability of
-    /// each page of [`view`](Self::view) summed over the layer's query heads, rows in order. To be called
-    /// once a step and layer, before blocks are dropped; `decay` is the policy's.
-    pub fn observe_masses(&mut self, group: usize, layer: usize, masses: &[f32], decay: f32) {
-        let pages = self.view.groups[group].layers[layer].len();
-        self.scores.observe_masses((group, layer), pages, masses, decay);
-    }
-
-    /// Sets the score of the page of the block at `first`, for policies that observe
-    /// [`Observation::Keys`]: how unlike the layer's other keys its keys are. Ignored where the layer
-    /// does not hold the block.
-    pub fn observe_keys(&mut self, group: usize, layer: usize, first: usize, score: f32) {
-        if let Some(index) = self.page_index(group, layer, first) {
-            let pages = self.view.groups[group].layers[layer].len();
-            self.scores.observe_keys((group, layer), pages, index, score);
-        }
-    }
-
-    /// The running sum of a layer's unit keys, `[kv_heads * head_dim]`, zeros at first: what the kernel
-    /// that scores keys compares with and adds to.
-    pub fn key_anchor(&mut self, group: usize, layer: usize) -> &mut [f32] {
-        let shape = self.pool.config().groups[group].shape;
-        self.scores.key_anchor(group, layer, shape.kv_heads * shape.head_dim)
-    }
-
-    /// Score of page `index` of a layer's view; 0 where nothing was observed.
-    pub(crate) fn score(&self, at: (usize, usize), index: usize, observation: Observation) -> f32 {
-        let first = self.view.groups[at.0].layers[at.1][index].first as usize;
-        self.scores.score(at, index, self.next_position.saturating_sub(first), observation)
     }
 
     /// Relative positions begin when a position past the trained context has a page, and stay.
@@ -442,7 +419,7 @@ impl Sequence {
     fn number_runs(&mut self, group: usize) {
         if self.relative {
             let block_size = self.block_size();
-            runs::number(&mut self.view.groups[group], block_size);
+            runs::number(&mut Arc::make_mut(&mut self.view).groups[group], block_size);
         }
     }
 
@@ -464,7 +441,7 @@ impl Sequence {
         }
         KvUsage {
             tokens_by_format: ByFormat::from_fn(|f| token_layers[f] as f64 / layers as f64),
-            dropped_tokens: (self.dropped_pages * self.block_size()) as f64
+            dropped_tokens: (self.lacking_pages * self.block_size()) as f64
                 / config.layers() as f64,
             held_bytes: self.held_bytes,
             peak_bytes: self.peak_bytes,
@@ -472,6 +449,12 @@ impl Sequence {
             relief: self.ledger.entries().to_vec(),
         }
     }
+}
+
+/// The view of a sequence that holds nothing.
+fn empty_view(pool: &BlockPool) -> SequenceView {
+    let groups = &pool.config().groups;
+    SequenceView { groups: groups.iter().map(|group| runs::original(group.layers)).collect() }
 }
 
 fn count_falls(gone: &mut [usize; Rung::ALL.len()], falls: Falls) {
