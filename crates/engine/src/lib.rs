@@ -5,6 +5,7 @@
 
 pub mod admission;
 pub mod eval;
+pub mod executor;
 pub mod logits;
 mod observe;
 pub mod profile;

@@ -1,7 +1,5 @@
 //! One sequence being computed: room is made, pages are grown, the model runs, tokens are committed.
 
-use reef_kernels::page::reencode;
-use reef_kernels::rows::for_each_row;
 use reef_kv::policy::{EvictionPolicy, Observation, Protection, Sinks};
 use reef_kv::relief::ReliefError;
 use reef_kv::{
@@ -12,6 +10,7 @@ use reef_kv::{
 use reef_model::runner::{BatchError, BatchSequence, Compute, ModelRunner};
 
 use crate::admission::Refusal;
+use crate::executor::inline::encode_pages;
 use crate::observe::{KeyObserver, most_rows, observation, observe_masses};
 
 /// Tokens ahead for which relief makes room. Two blocks: late enough that a short request keeps its
@@ -279,14 +278,4 @@ impl<'a> Session<'a> {
         }
         Ok(())
     }
-}
-
-fn encode_pages(compute: &Compute, jobs: &mut [EncodeJob<'_>]) {
-    for_each_row(&compute.pool, jobs.len(), (jobs, 1), &|_, job| {
-        for EncodeJob { shape, source_format, source, target_format, target, refused } in job {
-            let done =
-                reencode(compute.tier, shape, *source_format, *target_format, source, target);
-            *refused = done.is_err();
-        }
-    });
 }

@@ -268,6 +268,12 @@ impl ModelRunner {
         }
         logits
     }
+
+    /// Exchanges the buffer that [`logits`](Self::logits) was answered from with `buffer`, so that the
+    /// rows can be kept without copying them: `[rows.len()][vocabulary]` at its start.
+    pub fn swap_logits(&mut self, buffer: &mut Vec<f32>) {
+        std::mem::swap(&mut self.logits, buffer);
+    }
 }
 
 fn pass_shape(spec: &ModelSpec, options: &RunnerOptions) -> PassShape {
