@@ -82,6 +82,7 @@ mod runs;
 mod scores;
 mod span;
 pub mod table;
+pub mod transfer;
 
 pub use account::{Accounts, ByFormat};
 pub use admission::minimum_budget_bytes;
@@ -98,3 +99,4 @@ pub use relief::{
     plan_token_budget, relief_needed_bytes,
 };
 pub use table::{AttachedBlock, KvUsage, Sequence, SequenceConfig};
+pub use transfer::{EmptyPages, PinnedPages, SequenceImage};

@@ -31,6 +31,7 @@ pub struct BlockPool {
 }
 
 /// A block just taken, its pages in layer order.
+#[derive(Debug)]
 pub(crate) struct NewBlock {
     pub guard: BlockGuard,
     pub pages: Vec<Option<Page>>,
@@ -150,6 +151,13 @@ impl BlockPool {
     }
 }
 
+impl State {
+    /// Keeps the peak of bytes used.
+    pub(crate) fn note_peak(&mut self) {
+        self.peak_bytes = self.peak_bytes.max(self.used.total());
+    }
+}
+
 /// A step in flight; its fence passes on drop or by [`StepFence::pass`].
 #[derive(Debug)]
 pub struct StepFence {
@@ -244,7 +252,7 @@ impl Shared {
             taken
                 .push(firsts.map(|first| self.take_block(&mut state, group, first, f16)).collect());
         }
-        state.peak_bytes = state.peak_bytes.max(state.used.total());
+        state.note_peak();
         Ok((copied, taken))
     }
 

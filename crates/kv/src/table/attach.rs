@@ -55,7 +55,7 @@ impl Sequence {
     ///
     /// Nothing is attached to a sequence that holds tokens already.
     pub fn attach_prefix(&mut self, mut blocks: Vec<AttachedBlock>) {
-        if self.next_position > 0 || self.grown_end > 0 {
+        if !self.is_empty() {
             debug_assert!(false, "a prefix is attached to a sequence that has begun");
             return;
         }
@@ -81,7 +81,7 @@ impl Sequence {
         }
         self.next_position = end.unwrap_or(0);
         self.grown_end = self.next_position;
-        self.peak_bytes = self.peak_bytes.max(self.held_bytes);
+        self.note_held();
         self.update_positions();
     }
 
@@ -127,7 +127,7 @@ impl Sequence {
         self.lossy = self.lossy.max(context);
         self.next_position = first + rows;
         self.grown_end = self.next_position;
-        self.peak_bytes = self.peak_bytes.max(self.held_bytes);
+        self.note_held();
         self.update_positions();
         Ok(())
     }

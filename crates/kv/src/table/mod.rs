@@ -46,6 +46,11 @@ impl Falls {
         new
     }
 
+    /// The rungs of both.
+    pub(crate) fn and(self, other: Falls) -> Falls {
+        Falls(self.0 | other.0)
+    }
+
     pub(crate) fn contains(self, rung: Rung) -> bool {
         self.0 & (1 << rung as u8) != 0
     }
@@ -74,24 +79,24 @@ pub struct Sequence {
     pool: BlockPool,
     config: SequenceConfig,
     /// Accepted tokens, dropped ones included.
-    next_position: usize,
+    pub(crate) next_position: usize,
     /// Positions that have pages; `>= next_position`.
-    grown_end: usize,
+    pub(crate) grown_end: usize,
     pub(crate) tables: Vec<Vec<Entry>>,
     view: Arc<SequenceView>,
-    relative: bool,
-    scores: Scores,
+    pub(crate) relative: bool,
+    pub(crate) scores: Scores,
     kept_spans: KeptSpans,
     /// Blocks since dropped or freed that had fallen down each rung.
     pub(crate) falls_gone: [usize; Rung::ALL.len()],
     /// Pages dropped, all layers.
     dropped_pages: usize,
     /// The part of them that is missing from what it holds now.
-    lacking_pages: usize,
+    pub(crate) lacking_pages: usize,
     /// The worst of what the next token will attend.
-    lossy: Fidelity,
+    pub(crate) lossy: Fidelity,
     /// The worst of what its computation has attended.
-    attended: Fidelity,
+    pub(crate) attended: Fidelity,
     held_bytes: usize,
     peak_bytes: usize,
     pub(crate) ledger: Ledger,
@@ -283,7 +288,7 @@ impl Sequence {
                     self.push_block(group, block, first + index * self.block_size());
                 }
             }
-            self.peak_bytes = self.peak_bytes.max(self.held_bytes);
+            self.note_held();
         }
         self.grown_end = self.grown_end.max(self.next_position.saturating_add(tokens));
         self.update_positions();
@@ -301,7 +306,7 @@ impl Sequence {
     }
 
     /// Puts a block behind the others of its group; its pages are as `block` says.
-    fn push_block(&mut self, group: usize, block: NewBlock, first: usize) {
+    pub(crate) fn push_block(&mut self, group: usize, block: NewBlock, first: usize) {
         let block_size = self.block_size();
         let shape = self.pool.config().groups[group].shape;
         let view = &mut Arc::make_mut(&mut self.view).groups[group];
@@ -326,6 +331,16 @@ impl Sequence {
         if opens_a_run {
             self.number_runs(group);
         }
+    }
+
+    /// Whether it holds nothing and nothing was accepted.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.grown_end == 0
+    }
+
+    /// Keeps the peak of bytes held.
+    pub(crate) fn note_held(&mut self) {
+        self.peak_bytes = self.peak_bytes.max(self.held_bytes);
     }
 
     fn block_size(&self) -> usize {
@@ -416,7 +431,7 @@ impl Sequence {
     }
 
     /// Only after a drop, after a gap at the end, and when positions turn relative.
-    fn number_runs(&mut self, group: usize) {
+    pub(crate) fn number_runs(&mut self, group: usize) {
         if self.relative {
             let block_size = self.block_size();
             runs::number(&mut Arc::make_mut(&mut self.view).groups[group], block_size);
