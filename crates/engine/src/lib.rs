@@ -4,6 +4,7 @@
 //! Reads no clock and does no I/O: same inputs, same outputs.
 
 pub mod admission;
+pub mod constraint;
 pub mod eval;
 pub mod executor;
 pub mod logits;

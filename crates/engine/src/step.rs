@@ -176,7 +176,7 @@ fn run(
         ControlFlow::Continue(row) => row,
         ControlFlow::Break(reason) => return Ok(reason),
     };
-    let mut sampler = Sampler::new(request.sampling);
+    let mut sampler = Sampler::new(request.sampling.clone());
     loop {
         if token_ids.len() == max_tokens {
             return Ok(FinishReason::Length);

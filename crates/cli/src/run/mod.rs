@@ -132,7 +132,7 @@ fn check(args: &Args) -> anyhow::Result<()> {
 
 fn sampling(args: &Args) -> Sampling {
     let Args { temperature, top_p, top_k, seed, .. } = *args;
-    Sampling { temperature, top_p, top_k, seed }
+    Sampling { temperature, top_p, top_k, seed, ..Sampling::default() }
 }
 
 /// The prompt, or `None` for a chat on a terminal.
