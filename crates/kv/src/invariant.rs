@@ -1,10 +1,10 @@
 //! What must hold at any time: one registry, used by tests and callable on a pool in production.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use crate::account::ByFormat;
 use crate::block::Page;
-use crate::ladder::Rung;
+use crate::ladder::{Fidelity, Rung};
 use crate::page::{PAGE_ALIGN, PageFormat};
 use crate::pool::{BlockPool, State};
 use crate::span::Slot;
@@ -40,7 +40,7 @@ pub struct Violation {
 }
 
 /// Every invariant of this crate.
-pub const REGISTRY: [Invariant; 10] = [
+pub const REGISTRY: [Invariant; 15] = [
     Invariant {
         id: "bytes-balance",
         sentence: "used + fenced + free + reserved + fragmentation + tables = budget",
@@ -58,8 +58,28 @@ pub const REGISTRY: [Invariant; 10] = [
     },
     Invariant {
         id: "owners",
-        sentence: "owners of a block >= tables that name it, and every block has an owner",
+        sentence: "owners of a block >= tables that name it, and a block with pages is held or cached",
         holds: owners,
+    },
+    Invariant {
+        id: "idle-is-cached",
+        sentence: "cached_bytes = bytes of the blocks that are cached and held by nobody",
+        holds: idle_is_cached,
+    },
+    Invariant {
+        id: "cached-is-named",
+        sentence: "a cached block is whole, and nothing that its computation needed was dropped",
+        holds: cached_is_named,
+    },
+    Invariant {
+        id: "one-writer",
+        sentence: "no block is open for writing in two tables, and none that is cached in any",
+        holds: one_writer,
+    },
+    Invariant {
+        id: "records",
+        sentence: "a record is free, or waits to be heard of, exactly where nobody holds or names it",
+        holds: records,
     },
     Invariant {
         id: "generation",
@@ -80,6 +100,11 @@ pub const REGISTRY: [Invariant; 10] = [
         id: "contract",
         sentence: "no page is in a format, and no token dropped, that the contract forbids",
         holds: contract,
+    },
+    Invariant {
+        id: "context",
+        sentence: "a sequence's fidelity is no better than its sealed blocks' contexts, within its contract",
+        holds: context,
     },
     Invariant {
         id: "falls-recorded",
@@ -175,6 +200,58 @@ fn owners(world: &World<'_>) -> Result<(), String> {
     Ok(())
 }
 
+fn idle_is_cached(world: &World<'_>) -> Result<(), String> {
+    let records = world.state.blocks.iter().enumerate();
+    let idle = records.filter(|(_, record)| record.is_idle());
+    let bytes = |(index, _)| world.pool.shared.record_bytes(world.state, index as u32);
+    let (idle, counted) = (idle.map(bytes).sum::<usize>(), world.state.cached_bytes);
+    expect(idle == counted, || format!("{idle} bytes idle, {counted} in the accounts"))
+}
+
+fn cached_is_named(world: &World<'_>) -> Result<(), String> {
+    let records = world.state.blocks.iter().enumerate();
+    for (block, record) in records.filter(|(_, record)| record.cached) {
+        let layers = world.pool.config().groups[record.group as usize].layers;
+        let whole = record.pages.iter().flatten().count() == layers;
+        let good = whole && record.context < Fidelity::Evict;
+        expect(good, || format!("block {block} is cached: {record:?}"))?;
+    }
+    Ok(())
+}
+
+fn one_writer(world: &World<'_>) -> Result<(), String> {
+    let mut writers: HashMap<u32, usize> = HashMap::new();
+    let open = |sequence: &Sequence, entry: &Entry| {
+        !sequence.is_sealed(entry.first)
+            && entry.first < sequence.grown_end
+            && sequence.next_position() < sequence.grown_end
+    };
+    for (.., entry) in world.entries().filter(|(sequence, _, entry)| open(sequence, entry)) {
+        *writers.entry(entry.guard.index()).or_default() += 1;
+    }
+    for (block, writers) in writers {
+        let cached = world.state.blocks[block as usize].cached;
+        let good = writers == 1 && !cached;
+        expect(good, || format!("block {block}: {writers} writers, cached: {cached}"))?;
+    }
+    Ok(())
+}
+
+fn records(world: &World<'_>) -> Result<(), String> {
+    let mut waiting = vec![0; world.state.blocks.len()];
+    for &index in world.state.free_records.iter().chain(&world.state.cache_changes) {
+        waiting[index as usize] += 1;
+    }
+    let queued: HashSet<u32> = world.state.cache_changes.iter().copied().collect();
+    for (index, record) in world.state.blocks.iter().enumerate() {
+        let unused = record.owners == 0 && !record.cached;
+        let is_queued = queued.contains(&(index as u32));
+        let good = record.queued == is_queued && waiting[index] == usize::from(unused || is_queued);
+        expect(good, || format!("record {index} waits {} times: {record:?}", waiting[index]))?;
+    }
+    Ok(())
+}
+
 fn generation(world: &World<'_>) -> Result<(), String> {
     for (.., entry) in world.entries() {
         let block = entry.guard.index();
@@ -236,6 +313,23 @@ fn contract(world: &World<'_>) -> Result<(), String> {
         let dropped = sequence.dropped_pages();
         let good = dropped == 0 || contract.permits(Rung::Evict);
         expect(good, || format!("{} sequence dropped {dropped} pages", contract.name()))?;
+    }
+    Ok(())
+}
+
+fn context(world: &World<'_>) -> Result<(), String> {
+    for sequence in world.sequences {
+        let (fidelity, contract) = (sequence.fidelity(), sequence.config().contract);
+        let good = fidelity <= contract;
+        expect(good, || format!("{} under contract {}", fidelity.name(), contract.name()))?;
+    }
+    for (sequence, _, entry) in world.entries() {
+        let context = world.state.blocks[entry.guard.index() as usize].context;
+        let good = !sequence.is_sealed(entry.first) || context <= sequence.fidelity();
+        expect(good, || {
+            let fidelity = sequence.fidelity().name();
+            format!("block at {} of {}, sequence {fidelity}", entry.first, context.name())
+        })?;
     }
     Ok(())
 }
@@ -324,7 +418,24 @@ mod tests {
         assert_eq!(lost, ["bytes-balance", "used-is-held"]);
         let twice = broken_by(|state, _| state.blocks[1].pages[0] = state.blocks[0].pages[0]);
         assert_eq!(twice, ["page-once", "view-is-table"]);
-        assert_eq!(broken_by(|state, _| state.blocks[0].owners = 0), ["owners"]);
+        let unheld = broken_by(|state, _| state.blocks[0].owners = 0);
+        assert_eq!(unheld, ["owners", "records"]);
+        let idle = broken_by(|state, _| state.cached_bytes = 64);
+        assert_eq!(idle, ["idle-is-cached"]);
+        let tainted = broken_by(|state, sequence| {
+            state.blocks[0].cached = true;
+            state.blocks[0].context = Fidelity::Evict;
+            sequence.attended = Fidelity::Evict;
+        });
+        assert_eq!(tainted, ["cached-is-named", "context"]);
+        let better = broken_by(|state, _| state.blocks[0].context = Fidelity::Int8);
+        assert_eq!(better, ["context"]);
+        let written = broken_by(|state, sequence| {
+            state.blocks[2].cached = true;
+            sequence.grown_end += 1;
+        });
+        assert_eq!(written, ["one-writer"]);
+        assert_eq!(broken_by(|state, _| state.free_records.push(1)), ["records"]);
         assert_eq!(broken_by(|state, _| state.blocks[0].generation += 1), ["generation"]);
         assert_eq!(broken_by(|_, sequence| sequence.move_page(0, 0, 1, 77)), ["view-is-table"]);
         let fallen = broken_by(|_, sequence| {

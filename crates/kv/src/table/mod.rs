@@ -247,7 +247,7 @@ impl Sequence {
         let tables = self.tables.iter().enumerate();
         tables.flat_map(move |(group, table)| {
             let open = table.iter().rev().take_while(|entry| !self.is_sealed(entry.first));
-            open.filter(move |entry| entry.first < end).filter_map(move |entry| {
+            open.filter(move |entry| tokens > 0 && entry.first < end).filter_map(move |entry| {
                 let block = entry.guard.index();
                 let first = entry.first;
                 let shared = !state.blocks[block as usize].is_writable();
