@@ -77,6 +77,7 @@ pub mod ledger;
 pub mod page;
 pub mod policy;
 pub mod pool;
+pub mod prefix;
 pub mod relief;
 mod runs;
 mod scores;
