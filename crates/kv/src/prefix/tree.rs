@@ -111,6 +111,13 @@ impl EntryTree {
 
     /// Takes a leaf out. Returns its root where that went too, having no entry left.
     pub fn remove_leaf(&mut self, entry: EntryId) -> Option<EntryId> {
+        let parent = self.links[entry.index()].parent;
+        self.remove_leaf_only(entry);
+        self.drop_empty_root(parent)
+    }
+
+    /// Takes a leaf out; its root stays.
+    pub(crate) fn remove_leaf_only(&mut self, entry: EntryId) {
         let Link { parent, next, previous, first_child, .. } = self.links[entry.index()];
         debug_assert!(first_child == EntryId::NONE && parent != EntryId::NONE, "not a leaf");
         match previous.some() {
@@ -122,7 +129,6 @@ impl EntryTree {
         }
         self.free.push(entry);
         self.entries -= 1;
-        self.drop_empty_root(parent)
     }
 
     /// Removes `root` where it is a root without entries. Returns it then.
@@ -161,6 +167,15 @@ impl EntryTree {
     pub fn leaf_below(&self, entry: EntryId) -> EntryId {
         let down = |entry: &EntryId| self.links[entry.index()].first_child.some();
         std::iter::successors(Some(entry), down).last().unwrap_or(entry)
+    }
+
+    /// Whether this is an entry, not a root.
+    pub(crate) fn is_entry(&self, entry: EntryId) -> bool {
+        self.depth(entry) > 0
+    }
+
+    pub(crate) fn table_bytes(&self) -> usize {
+        self.links.capacity() * size_of::<Link>() + self.free.capacity() * size_of::<EntryId>()
     }
 
     /// Every entry, parents before children.
