@@ -14,6 +14,7 @@ pub mod request;
 pub mod sampler;
 pub mod score;
 pub mod session;
+pub mod speculate;
 pub mod step;
 pub mod stop;
 
