@@ -4,8 +4,8 @@ use std::path::Path;
 use std::time::Instant;
 
 use anyhow::bail;
+use reef_engine::config::{PREFILL_CHUNK_TOKENS, roomy_pool};
 use reef_engine::session::{Rules, Session};
-use reef_engine::step::{PREFILL_CHUNK_TOKENS, roomy_pool};
 use reef_kv::page::PageFormat;
 use reef_kv::{Fidelity, SequenceConfig};
 use reef_model::runner::ModelRunner;

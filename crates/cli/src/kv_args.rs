@@ -123,6 +123,7 @@ impl KvArgs {
             rules,
             ladder,
             pinned_layers: self.pin_layers.clone(),
+            ..EngineConfig::new(0)
         })
     }
 

@@ -7,8 +7,8 @@
 use std::error::Error;
 use std::time::Instant;
 
+use reef_engine::config::roomy_pool;
 use reef_engine::session::{Rules, Session};
-use reef_engine::step::roomy_pool;
 use reef_kernels::dispatch::Tier;
 use reef_kv::policy::{NAMES, PolicyOptions, by_name};
 use reef_kv::{Fidelity, SequenceConfig};

@@ -1,8 +1,11 @@
 //! Whether a request can be served, before it starts: bytes needed under its lowest permitted rung.
 
+use reef_kv::admission::Need;
 use reef_kv::page::PageFormat;
 use reef_kv::{BlockPool, Fidelity, PoolConfig, Rung, minimum_budget_bytes};
 
+use crate::config::EngineConfig;
+use crate::executor::ExecutorFacts;
 use crate::request::Request;
 use crate::session::Rules;
 
@@ -12,9 +15,46 @@ pub enum Refusal {
     /// Nothing to continue.
     #[error("the prompt has no tokens: give at least one")]
     EmptyPrompt,
-    /// A sampling value out of range.
+    /// A value out of range; says which, and the mend.
     #[error("{0}")]
-    Sampling(String),
+    Field(String),
+    /// A token the model does not know.
+    #[error("token id {token} is outside the vocabulary of {vocabulary}")]
+    Token {
+        /// The id.
+        token: u32,
+        /// Vocabulary size.
+        vocabulary: usize,
+    },
+    /// A key that a request which goes on has.
+    #[error("request key {key} is in use: choose another, or wait until its request has ended")]
+    DuplicateKey {
+        /// The key.
+        key: u64,
+    },
+    /// Too many wait.
+    #[error(
+        "{waiting} requests are waiting, at most {most} may: try again later, or raise max_waiting"
+    )]
+    QueueFull {
+        /// Requests waiting.
+        waiting: usize,
+        /// The limit.
+        most: usize,
+    },
+    /// More than the tenant may hold, even at the contract's floor.
+    #[error(
+        "the request needs {needed_bytes} bytes of KV memory at the floor of its contract, the quota of \
+         tenant `{tenant}` is {quota_bytes}: lower max_tokens, permit more, or raise the quota"
+    )]
+    Quota {
+        /// The tenant's name.
+        tenant: String,
+        /// Bytes needed.
+        needed_bytes: usize,
+        /// Bytes of the quota.
+        quota_bytes: usize,
+    },
     /// The prompt leaves no position of the trained context, and dropping is not permitted.
     #[error(
         "the prompt has {prompt} tokens and max_tokens is {max_tokens}, together more than the \
@@ -139,20 +179,18 @@ pub fn check_rules(rules: &Rules, config: &PoolConfig, contract: Fidelity) -> Re
     Ok(())
 }
 
-/// The limit of generated tokens for `request`, alone in `pool`, under `rules`.
+/// The limit of generated tokens for `request`, alone in `pool`, under `config`.
 ///
 /// # Errors
 /// A [`Refusal`] if it can never be served; nothing was changed.
 pub fn admit(
     pool: &BlockPool,
-    rules: &Rules,
-    context: usize,
+    config: &EngineConfig,
+    facts: ExecutorFacts,
     request: &Request,
 ) -> Result<usize, Refusal> {
-    if request.prompt.is_empty() {
-        return Err(Refusal::EmptyPrompt);
-    }
-    request.sampling.check().map_err(Refusal::Sampling)?;
+    check_fields(config, facts, request)?;
+    let rules = &config.rules;
     let contract = request.fidelity;
     check_rules(rules, pool.config(), contract)?;
     let budget_bytes = pool.config().budget_bytes;
@@ -161,7 +199,7 @@ pub fn admit(
         let contract = contract.name();
         return Err(Refusal::BelowMinimum { budget_bytes, minimum_bytes, contract });
     }
-    let prompt = request.prompt.len();
+    let (prompt, context) = (request.prompt.len(), facts.trained_context);
     if pool.config().ladder.permits(contract, Rung::Evict) {
         let rest = context.saturating_sub(prompt).max(1);
         return Ok(request.max_tokens.unwrap_or(rest));
@@ -170,12 +208,102 @@ pub fn admit(
     if prompt.saturating_add(asked) > context.saturating_add(1) {
         return Err(Refusal::Context { prompt, max_tokens: asked, context });
     }
-    // The last generated token is never computed, so it takes no room.
-    let capacity = capacity(pool, rules, contract).unwrap_or(context).min(context);
-    if prompt + asked - 1 > capacity {
+    let held = |tokens: usize| fits_alone(pool, rules, request, tokens);
+    if !held(asked) {
+        let capacity = most_tokens(context, |total| fits(pool, rules, request, total, 0));
         return Err(too_large(pool, rules, contract, (prompt, asked), capacity));
     }
-    Ok(request.max_tokens.unwrap_or(capacity - prompt + 1))
+    check_quota(pool, config, request, asked)?;
+    let most = (context + 1).saturating_sub(prompt);
+    Ok(request.max_tokens.unwrap_or_else(|| most_tokens(most, held)))
+}
+
+/// The largest number up to `most` for which `holds`, which is true of all below it; 0 where none.
+fn most_tokens(most: usize, holds: impl Fn(usize) -> bool) -> usize {
+    let (mut good, mut bad) = (0, most + 1);
+    while bad - good > 1 {
+        let middle = good + (bad - good) / 2;
+        if holds(middle) { good = middle } else { bad = middle }
+    }
+    good
+}
+
+/// Whether the request fits alone with `generated` tokens on every branch. The last generated token is
+/// never computed, so it takes no room.
+fn fits_alone(pool: &BlockPool, rules: &Rules, request: &Request, generated: usize) -> bool {
+    let total = request.prompt.len() + generated - 1;
+    fits(pool, rules, request, total, generated)
+}
+
+/// Whether one branch of `total` tokens and the others with `generated` of their own fit.
+fn fits(
+    pool: &BlockPool,
+    rules: &Rules,
+    request: &Request,
+    total: usize,
+    generated: usize,
+) -> bool {
+    let floor = floor(pool, rules, request.fidelity);
+    let need = |tokens: usize| Need { tokens: tokens.max(1), floor, step_tokens: 1 };
+    // Besides what it generates, a branch has a copy of the block in which the prompt ends.
+    let block_size = pool.config().block_size();
+    let branches = (1..request.branches.width()).map(|_| need(generated + block_size));
+    pool.fits_together(std::iter::once(need(total)).chain(branches))
+}
+
+fn check_fields(
+    config: &EngineConfig,
+    facts: ExecutorFacts,
+    request: &Request,
+) -> Result<(), Refusal> {
+    if request.prompt.is_empty() {
+        return Err(Refusal::EmptyPrompt);
+    }
+    let vocabulary = facts.vocabulary;
+    if let Some(&token) = request.prompt.iter().find(|token| **token as usize >= vocabulary) {
+        return Err(Refusal::Token { token, vocabulary });
+    }
+    request.sampling.check().map_err(Refusal::Field)?;
+    let (width, given) = (request.branches.width(), request.branches.given());
+    let most = config.scheduling.max_running;
+    let field = |text: String| Err(Refusal::Field(text));
+    if width == 0 || given == 0 || given > width {
+        return field(format!("n is {given} of {width} branches: give 1 <= n <= best_of or beams"));
+    }
+    if width > most {
+        return field(format!("{width} branches are more than the {most} sequences that may run"));
+    }
+    if request.tenant >= config.tenants.len() {
+        let (tenant, count) = (request.tenant, config.tenants.len());
+        return field(format!("tenant {tenant} is unknown: there are {count}"));
+    }
+    if request.max_tokens == Some(0) && width > 1 {
+        return field("max_tokens is 0: give at least 1 where branches are asked for".into());
+    }
+    let total = request.prompt.len().saturating_add(request.max_tokens.unwrap_or(usize::MAX));
+    if let Some(span) = request.keep.iter().find(|span| span.is_empty() || span.end > total) {
+        return field(format!("keep: {span:?} is empty or past the request's {total} tokens"));
+    }
+    Ok(())
+}
+
+/// What the tenant may hold bears the request at the contract's floor.
+fn check_quota(
+    pool: &BlockPool,
+    config: &EngineConfig,
+    request: &Request,
+    generated: usize,
+) -> Result<(), Refusal> {
+    let tenant = &config.tenants[request.tenant];
+    let Some(quota_bytes) = tenant.quota_bytes else { return Ok(()) };
+    let floor = floor(pool, &config.rules, request.fidelity);
+    let tokens = request.prompt.len() + generated * request.branches.width();
+    let needed_bytes = tokens * pool.config().bytes_per_token(floor);
+    if needed_bytes > quota_bytes {
+        let tenant = tenant.name.clone();
+        return Err(Refusal::Quota { tenant, needed_bytes, quota_bytes });
+    }
+    Ok(())
 }
 
 /// The format that every sealed block of `contract` can be in.

@@ -4,22 +4,44 @@
 //! Reads no clock and does no I/O: same inputs, same outputs.
 
 pub mod admission;
+mod admit;
+mod beam_search;
+mod branches;
+pub mod config;
 pub mod constraint;
+mod cost;
+pub mod engine;
 pub mod eval;
+pub mod event;
 pub mod executor;
+pub mod generate;
+mod lifecycle;
 pub mod logits;
 mod observe;
+mod preempt;
 pub mod profile;
 pub mod request;
+mod room;
+mod run;
 pub mod sampler;
+mod schedule;
 pub mod score;
 pub mod session;
+mod settle;
 pub mod speculate;
-pub mod step;
+pub mod stats;
 pub mod stop;
+pub mod store;
+pub mod tenant;
+pub mod wakeup;
+mod watchdog;
 
 pub use admission::Refusal;
-pub use request::{Event, FinishReason, Generation, Request, Usage};
+pub use config::{AdmissionPolicy, EngineConfig, PrefixSettings, Scheduling};
+pub use engine::{Engine, Progress};
+pub use event::{Event, FinishReason, Outcome, Told, Usage};
+pub use generate::Generation;
+pub use request::{Branches, Request};
 pub use sampler::Sampling;
 pub use session::{EngineError, Rules};
-pub use step::{Engine, EngineConfig};
+pub use tenant::Tenant;

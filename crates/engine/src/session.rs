@@ -63,6 +63,17 @@ pub enum EngineError {
     /// A recall task that cannot be set.
     #[error(transparent)]
     Task(#[from] crate::eval::recall::TaskError),
+    /// Nobody computes any more.
+    #[error(transparent)]
+    Executor(#[from] crate::executor::ExecutorDead),
+    /// The engine's own fault: nothing ran although somebody waited and memory was free.
+    #[error(
+        "the engine stood still although memory was free: a fault of its own, please report it with its log"
+    )]
+    Stalled,
+    /// What ended a request, as it was told.
+    #[error(transparent)]
+    Failed(std::sync::Arc<EngineError>),
 }
 
 /// How KV memory gives way, beside the contract.
@@ -103,6 +114,25 @@ impl Rules {
     }
 }
 
+impl Rules {
+    /// Most tokens of `sequence` to compute in one step, whatever fits in the pool: so many that a token
+    /// budget is kept to, and that observing them takes bounded memory. At least 1.
+    pub(crate) fn most_tokens(&self, sequence: &Sequence) -> usize {
+        let block_size = sequence.pool().config().block_size();
+        let protected = self.protected_tokens(block_size);
+        let budget = self.token_budget.unwrap_or(usize::MAX);
+        let incoming = budget.saturating_sub(protected) / block_size * block_size;
+        let runs = sequence.view().groups.iter().flat_map(|group| &group.runs).map(Vec::len);
+        let rotated = RUN_ROWS / runs.max().unwrap_or(1).max(1);
+        incoming.min(rotated).max(1).min(most_rows(&*self.policy, sequence))
+    }
+
+    /// Whether what the queries of `sequence` attend to is to be kept for its policy.
+    pub(crate) fn observes_masses(&self, sequence: &Sequence) -> bool {
+        matches!(observation(&*self.policy, sequence), Observation::AttentionMass { .. })
+    }
+}
+
 /// One sequence being computed.
 pub struct Session<'a> {
     pool: &'a BlockPool,
@@ -133,13 +163,7 @@ impl<'a> Session<'a> {
     /// Most tokens to compute in one step, whatever fits in the pool: so many that a token budget is kept
     /// to, and that observing them takes bounded memory. At least 1.
     pub fn most_tokens(&self) -> usize {
-        let block_size = self.pool.config().block_size();
-        let protected = self.rules.protected_tokens(block_size);
-        let budget = self.rules.token_budget.unwrap_or(usize::MAX);
-        let incoming = budget.saturating_sub(protected) / block_size * block_size;
-        let runs = self.sequence.view().groups.iter().flat_map(|group| &group.runs).map(Vec::len);
-        let rotated = RUN_ROWS / runs.max().unwrap_or(1).max(1);
-        incoming.min(rotated).max(1).min(most_rows(&*self.rules.policy, &self.sequence))
+        self.rules.most_tokens(&self.sequence)
     }
 
     fn observation(&self) -> Observation {
@@ -206,7 +230,7 @@ impl<'a> Session<'a> {
                 tokens,
                 first_position: session.sequence.next_position() as u32,
                 view: session.sequence.view(),
-                observe: matches!(session.observation(), Observation::AttentionMass { .. }),
+                observe: session.rules.observes_masses(&session.sequence),
             })
             .collect();
         let fence = pool.begin_step();

@@ -73,13 +73,40 @@ fn spans_for(
     floor: PageFormat,
 ) -> usize {
     let mut pages = vec![0; geometry.class_bytes.len()];
+    add_pages(config, geometry, needs, floor, &mut pages);
+    spans_of(geometry, &pages)
+}
+
+/// Adds the pages of `needs` to `pages` per size class.
+fn add_pages(
+    config: &PoolConfig,
+    geometry: &Geometry,
+    needs: &[GroupNeed],
+    floor: PageFormat,
+    pages: &mut [usize],
+) {
     for ((group, classes), need) in config.groups.iter().zip(&geometry.class_of).zip(needs) {
         let pinned = group.pinned.len();
         pages[classes[floor]] += need.floor * (group.layers - pinned);
         pages[classes[PageFormat::F16]] += need.open * group.layers + need.floor * pinned;
     }
+}
+
+/// Spans for `pages` per size class, and the reserve.
+fn spans_of(geometry: &Geometry, pages: &[usize]) -> usize {
     let spans = |(class, pages): (usize, &usize)| pages.div_ceil(geometry.slots(class));
     pages.iter().enumerate().map(spans).sum::<usize>() + geometry.reserve_spans
+}
+
+/// What one of several sequences takes of a pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Need {
+    /// Tokens held, at least 1.
+    pub tokens: usize,
+    /// Format of its sealed blocks.
+    pub floor: PageFormat,
+    /// Tokens of each step: their blocks are open, f16.
+    pub step_tokens: usize,
 }
 
 /// Steps in which a larger budget is looked for: the finest in which spans grow.
@@ -145,6 +172,19 @@ impl BlockPool {
     /// `floor`, going on by `step_tokens` at a time.
     pub fn fits(&self, tokens: usize, floor: PageFormat, step_tokens: usize) -> bool {
         self.spans_for_tokens(tokens, floor, step_tokens) <= self.shared.geometry.spans
+    }
+
+    /// Whether sequences fit side by side, each with its sealed blocks in its floor; what they share is
+    /// counted as often as it is needed.
+    pub fn fits_together(&self, needs: impl IntoIterator<Item = Need>) -> bool {
+        let (config, geometry) = (self.config(), &self.shared.geometry);
+        let mut pages = vec![0; geometry.class_bytes.len()];
+        for Need { tokens, floor, step_tokens } in needs {
+            let need = |group: &GroupConfig| group_need(group, tokens, step_tokens);
+            let of_groups: Vec<GroupNeed> = config.groups.iter().map(need).collect();
+            add_pages(config, geometry, &of_groups, floor, &mut pages);
+        }
+        spans_of(geometry, &pages) <= geometry.spans
     }
 
     /// Whether a request of `tokens` tokens in all (prompt + `max_tokens`) fits at f16 alone: relief

@@ -5,8 +5,8 @@ use std::io::{BufWriter, Write as _};
 use std::path::PathBuf;
 
 use anyhow::{Context as _, ensure};
+use reef_engine::config::roomy_pool;
 use reef_engine::session::{Rules, Session};
-use reef_engine::step::roomy_pool;
 use reef_kv::{Fidelity, SequenceConfig};
 use serde_json::json;
 

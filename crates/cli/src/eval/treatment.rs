@@ -1,8 +1,8 @@
 //! Options that say what is done to KV memory in a measure.
 
 use anyhow::bail;
+use reef_engine::config::pool_config;
 use reef_engine::eval::{Eviction, Treatment};
-use reef_engine::step::pool_config;
 use reef_kv::page::PageFormat;
 use reef_model::runner::ModelRunner;
 

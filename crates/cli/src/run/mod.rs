@@ -175,11 +175,10 @@ fn generate(
         false => tokenizer.vocabulary().end_of_generation().to_vec(),
     };
     let request = Request {
-        prompt,
         max_tokens: args.max_tokens,
-        fidelity: args.kv.fidelity,
         sampling: sampling(args),
         end_ids,
+        ..Request::new(prompt, args.kv.fidelity)
     };
     let _running = signals::running();
     stream::stream(engine, tokenizer, &request, &args.stop, !args.common.json, interrupted)

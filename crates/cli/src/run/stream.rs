@@ -4,6 +4,7 @@ use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use reef_engine::event::Token;
 use reef_engine::stop::{Matched, StopMatcher};
 use reef_engine::{Engine, Event, FinishReason, Generation, Request};
 use reef_kv::ByFormat;
@@ -128,7 +129,13 @@ struct Listener<'a> {
 impl Listener<'_> {
     fn hear(&mut self, event: Event) -> ControlFlow<FinishReason> {
         match event {
-            Event::Admitted { .. } | Event::Relief(_) => {}
+            Event::Admitted { .. }
+            | Event::PromptLogprobs(_)
+            | Event::Relief(_)
+            | Event::Paused(_)
+            | Event::Resumed { .. }
+            | Event::Finished(_)
+            | Event::Failed(_) => {}
             Event::Prefilled { tokens, total } => {
                 self.progress.set(tokens);
                 if tokens == total {
@@ -137,7 +144,7 @@ impl Listener<'_> {
                 }
             }
             Event::Step { step, tokens, used } => self.memory.push(Sample { step, tokens, used }),
-            Event::Token(id) => {
+            Event::Token(Token { id, .. }) => {
                 self.first_token.get_or_insert_with(Instant::now);
                 let piece = self.detokenizer.push(id);
                 let (piece, stopped) = match self.stops.push(&piece) {

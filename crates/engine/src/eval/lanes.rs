@@ -3,8 +3,8 @@
 use reef_kv::{BlockPool, Fidelity, SequenceConfig};
 use reef_model::runner::ModelRunner;
 
+use crate::config::{roomy_config, with_pinned};
 use crate::session::{EngineError, Rules, Session};
-use crate::step::{roomy_config, with_pinned};
 
 /// Several treatments of KV memory, computed in one batch: weights are read once for all, and a row's
 /// bits do not depend on the batch, so a treatment's results do not depend on its neighbors.

@@ -4,9 +4,9 @@
 use reef_model::runner::ModelRunner;
 
 use super::lanes::endless;
+use crate::config::{PREFILL_CHUNK_TOKENS, roomy_pool};
 use crate::logits::log_sum_exp;
 use crate::session::{EngineError, Rules, Session};
-use crate::step::{PREFILL_CHUNK_TOKENS, roomy_pool};
 
 /// A window that is computed anew.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -56,7 +56,8 @@ impl ModelWorker {
                 observe: slot.observe,
             })
             .collect();
-        let dead = |error: reef_model::runner::BatchError| ExecutorDead { reason: error.to_string() };
+        let dead =
+            |error: reef_model::runner::BatchError| ExecutorDead { reason: error.to_string() };
         self.runner.forward(self.pool.arena(), &batch).map_err(dead)?;
         let mut rows = Vec::new();
         let mut first = 0;

@@ -17,7 +17,7 @@ use reef_model::runner::{
 use reef_model::tokenizer::Vocabulary;
 
 use super::{Drafter, RunKey};
-use crate::step::pool_config;
+use crate::config::pool_config;
 
 /// Tokens computed before the first draft of a call: a long prompt is caught up with over several steps,
 /// each of which goes without drafts, rather than in one long one.

@@ -57,7 +57,9 @@ fn watched(
             Event::Relief(entry) => told.push(entry),
             Event::Step { used, .. } => {
                 assert_eq!(check_invariants(&pool, &[]), []);
-                assert_eq!(used, pool.accounts().used);
+                // At the end its blocks are given back before the last step is told.
+                let now = pool.accounts().used;
+                assert!(now.total() == 0 || used == now);
                 assert!(used.total() <= budget_bytes);
             }
             _ => {}

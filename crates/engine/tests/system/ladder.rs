@@ -3,8 +3,8 @@
 
 use std::collections::BTreeMap;
 
+use reef_engine::config::{pool_config, with_pinned};
 use reef_engine::session::{Rules, Session};
-use reef_engine::step::{pool_config, with_pinned};
 use reef_kernels::dispatch::Tier;
 use reef_kernels::page::decode_page;
 use reef_kv::page::PageFormat;

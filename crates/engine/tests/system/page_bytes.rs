@@ -5,7 +5,7 @@
 use std::ops::ControlFlow;
 
 use reef_engine::session::{EngineError, Rules, Session};
-use reef_engine::{Event, step::pool_config};
+use reef_engine::{Event, config::pool_config};
 use reef_kv::page::PageFormat;
 use reef_kv::{BlockPool, Fidelity, Sequence, SequenceConfig};
 use reef_model::runner::{Activations, BatchSequence, ModelRunner};
@@ -130,19 +130,21 @@ fn generation_reads_the_pages_of_the_pool() {
     let model = tiny.build();
     let prompt = Random(4).tokens(70, tiny.vocabulary);
     let request = greedy(&prompt, 20, Fidelity::Exact);
-    let mut engine = engine(model.runner(options(Activations::F32)), BUDGET);
+    let runner = model.runner(options(Activations::F32));
+    let spec = runner.spec().clone();
+    let mut engine = engine(runner, BUDGET);
     let expected = generate(&mut engine, &request).token_ids;
     // Where the first block of a sequence alone in such a pool lies.
-    let twin = BlockPool::new(pool_config(engine.spec(), 32, BUDGET)).unwrap();
+    let twin = BlockPool::new(pool_config(&spec, 32, BUDGET)).unwrap();
     let mut sequence = Sequence::new(&twin, endless(Fidelity::Exact, 4096));
     sequence.grow(70).unwrap();
     let page = sequence.view().groups[0].layers[0][0].byte_offset();
-    let value = page + engine.spec().page_shape(32).head(PageFormat::F16, 0).v;
+    let value = page + spec.page_shape(32).head(PageFormat::F16, 0).v;
     let pool = engine.pool().clone();
     let (mut steps, mut told) = (0, Vec::new());
     let broken = engine.generate(&request, &mut |event| {
         match event {
-            Event::Token(token) => told.push(token),
+            Event::Token(token) => told.push(token.id),
             Event::Step { .. } => {
                 steps += 1;
                 if steps == 1 {

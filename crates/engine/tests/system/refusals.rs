@@ -2,8 +2,8 @@
 
 use std::ops::ControlFlow;
 
+use reef_engine::config::pool_config;
 use reef_engine::session::EngineError;
-use reef_engine::step::pool_config;
 use reef_engine::{Engine, EngineConfig, Request, Sampling};
 use reef_kv::page::PageFormat;
 use reef_kv::{Fidelity, Ladder, minimum_budget_bytes};

@@ -31,11 +31,9 @@ fn request(random: &mut Random, vocabulary: usize) -> Request {
     let length = if length > 33 { random.below(length) + 1 } else { length };
     let temperature = [0.0, 0.8][random.below(2)];
     Request {
-        prompt: random.tokens(length, vocabulary),
         max_tokens: [None, Some(0), Some(1), Some(random.below(300))][random.below(4)],
-        fidelity: Fidelity::ALL[random.below(4)],
         sampling: Sampling { temperature, seed: random.next(), ..Sampling::default() },
-        end_ids: Vec::new(),
+        ..Request::new(random.tokens(length, vocabulary), Fidelity::ALL[random.below(4)])
     }
 }
 
@@ -98,7 +96,7 @@ fn serve(engine: &mut Engine, request: &Request, seed: u64, outcomes: &mut Outco
     let mut limit = None;
     let outcome = engine.generate(request, &mut |event| {
         match event {
-            Event::Admitted { max_tokens } => limit = Some(max_tokens),
+            Event::Admitted { max_tokens, .. } => limit = Some(max_tokens),
             Event::Step { .. } => assert_eq!(check_invariants(&pool, &[]), [], "seed {seed}"),
             _ => {}
         }

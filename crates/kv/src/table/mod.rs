@@ -197,6 +197,16 @@ impl Sequence {
         wanted.min(limit.saturating_sub(self.next_position))
     }
 
+    /// Bytes of pages held, shared ones included.
+    pub fn held_bytes(&self) -> usize {
+        self.held_bytes
+    }
+
+    /// Blocks held, of all groups, shared ones included.
+    pub fn held_blocks(&self) -> usize {
+        self.tables.iter().map(Vec::len).sum()
+    }
+
     /// Whether kernels see relative positions (see `GroupView::shifts`).
     pub fn positions_are_relative(&self) -> bool {
         self.relative

@@ -1,9 +1,9 @@
 //! Ways to run a sequence.
 
+use reef_engine::config::pool_config;
 use reef_engine::session::{Rules, Session};
-use reef_engine::step::pool_config;
-use reef_engine::{Engine, EngineConfig, Generation, Request, Sampling};
-use reef_kv::{BlockPool, Fidelity, Ladder, SequenceConfig};
+use reef_engine::{Engine, EngineConfig, Generation, Request};
+use reef_kv::{BlockPool, Fidelity, SequenceConfig};
 use reef_model::runner::ModelRunner;
 
 /// A pool that holds `tokens` tokens at f16 with room to spare.
@@ -98,16 +98,9 @@ fn add_row(scores: &mut Scores, logits: &[f32], next: Option<&u32>) {
     }
 }
 
-/// An engine's configuration with blocks of 32, every rung and nothing pinned.
+/// An engine's configuration with blocks of 32, every rung, nothing pinned and no prefix cache.
 pub fn engine_config(budget_bytes: usize) -> EngineConfig {
-    EngineConfig {
-        budget_bytes,
-        prefault: false,
-        block_size: 32,
-        rules: Rules::default(),
-        ladder: Ladder::default(),
-        pinned_layers: Vec::new(),
-    }
+    EngineConfig { prefix: None, ..EngineConfig::new(budget_bytes) }
 }
 
 /// An engine with blocks of 32.
@@ -117,13 +110,7 @@ pub fn engine(runner: ModelRunner, budget_bytes: usize) -> Engine {
 
 /// A greedy request.
 pub fn greedy(prompt: &[u32], max_tokens: usize, fidelity: Fidelity) -> Request {
-    Request {
-        prompt: prompt.to_vec(),
-        max_tokens: Some(max_tokens),
-        fidelity,
-        sampling: Sampling::default(),
-        end_ids: Vec::new(),
-    }
+    Request { max_tokens: Some(max_tokens), ..Request::new(prompt.to_vec(), fidelity) }
 }
 
 /// Runs `request` to its end.

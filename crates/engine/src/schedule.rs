@@ -1,0 +1,124 @@
+//! Which tokens of whom the next step computes.
+//!
+//! Every run that decodes is in every step; what time is left goes to prefill, by priority, then to the
+//! tenant that had least, then in order of admission.
+
+use std::cmp::Reverse;
+
+use crate::cost::StepRows;
+use crate::engine::Engine;
+use crate::run::{Run, RunId};
+use crate::speculate::{Room, RunKey};
+
+/// Prefill tokens of a step at least, as long as anything is to be prefilled: otherwise steps with many
+/// decodes would starve it.
+const LEAST_PREFILL_TOKENS: usize = 16;
+
+/// One run's part of the next step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Planned {
+    pub run: RunId,
+    /// The request, for beams, which step together.
+    pub request: u64,
+    /// Known tokens to compute.
+    pub tokens: usize,
+    /// Guesses computed behind them.
+    pub drafts: Vec<u32>,
+}
+
+impl Planned {
+    /// Tokens computed.
+    pub(crate) fn rows(&self) -> usize {
+        self.tokens + self.drafts.len()
+    }
+}
+
+impl Engine {
+    /// The next step as it should be; memory may change it.
+    pub(crate) fn schedule(&mut self) -> Vec<Planned> {
+        let (decoding, mut prefilling): (Vec<RunId>, Vec<RunId>) = self
+            .running
+            .iter()
+            .filter(|id| self.runs[id].beam_logits.is_none())
+            .partition(|id| self.runs[id].is_decoding());
+        let mut plan: Vec<Planned> = decoding.iter().map(|&id| self.decode(id)).collect();
+        self.draft(&mut plan);
+        prefilling.sort_by(|a, b| {
+            self.prefill_order(*a)
+                .partial_cmp(&self.prefill_order(*b))
+                .unwrap_or(std::cmp::Ordering::Equal)
+        });
+        let mut left = self.prefill_budget(&plan, &prefilling);
+        for id in prefilling {
+            let run = &self.runs[&id];
+            let tokens = run.remaining().min(self.most_chunk_tokens(run)).min(left);
+            if tokens == 0 {
+                break;
+            }
+            left -= tokens;
+            plan.push(Planned { run: id, request: run.request, tokens, drafts: Vec::new() });
+        }
+        plan
+    }
+
+    fn decode(&self, id: RunId) -> Planned {
+        Planned { run: id, request: self.runs[&id].request, tokens: 1, drafts: Vec::new() }
+    }
+
+    fn prefill_order(&self, id: RunId) -> (Reverse<i32>, f64, u64) {
+        let run = &self.runs[&id];
+        let request = &self.requests[&run.request].request;
+        (Reverse(request.priority), self.share.time(request.tenant), run.admitted)
+    }
+
+    /// Prefill tokens of the next step. Who decodes at the same or a higher priority than the first of
+    /// `prefilling` is not to wait much longer for its token than without.
+    fn prefill_budget(&self, plan: &[Planned], prefilling: &[RunId]) -> usize {
+        let Some(first) = prefilling.first() else { return 0 };
+        let scheduling = &self.config.scheduling;
+        if plan.is_empty() {
+            return scheduling.chunk_tokens;
+        }
+        let rows = plan.iter().map(Planned::rows).sum();
+        let alone_us = self.cost.step_us(StepRows { decode: rows, prefill: 0 });
+        let priority = self.priority(*first);
+        let limit_us = scheduling.step_limit_us as f64;
+        let limit_us = match plan.iter().any(|planned| self.priority(planned.run) >= priority) {
+            true => limit_us.min(alone_us * scheduling.gap_factor),
+            false => limit_us,
+        };
+        let tokens = self.cost.prefill_tokens(rows, limit_us);
+        tokens.clamp(LEAST_PREFILL_TOKENS, scheduling.chunk_tokens)
+    }
+
+    pub(crate) fn priority(&self, id: RunId) -> i32 {
+        self.requests[&self.runs[&id].request].request.priority
+    }
+
+    /// Most tokens of one run in a step: its open f16 blocks take at most a quarter of a small pool, so
+    /// that they do not push out what could have been kept; and what observing them allows.
+    pub(crate) fn most_chunk_tokens(&self, run: &Run) -> usize {
+        let most = self.config.rules.most_tokens(&run.sequence);
+        let request = &self.requests[&run.request].request;
+        let of_logits = request.prompt_logprobs.map_or(usize::MAX, |_| LEAST_PREFILL_TOKENS);
+        self.chunk_tokens.min(most).min(of_logits).max(1)
+    }
+
+    /// Adds drafts to the decodes of `plan`, as many as are expected to pay.
+    fn draft(&mut self, plan: &mut [Planned]) {
+        let Some(speculator) = &mut self.speculator else { return };
+        let decoding = plan.len();
+        let mut rows = decoding;
+        for planned in plan {
+            let run = &self.runs[&planned.run];
+            let live = &self.requests[&run.request];
+            if !live.request.speculate || live.beams.is_some() {
+                continue;
+            }
+            let tokens_left = live.limit - run.generated();
+            let room = Room { rows, decoding, tokens_left };
+            speculator.draft(RunKey(run.id), &run.tokens, room, &mut planned.drafts);
+            rows += planned.drafts.len();
+        }
+    }
+}

@@ -1,0 +1,175 @@
+//! What the engine has done and how full it is.
+
+use reef_kv::relief::ReliefOutcome;
+use reef_kv::{Accounts, page::PageFormat};
+
+use crate::cost::StepRows;
+use crate::engine::Engine;
+use crate::event::PauseKind;
+use crate::store::SpillUsage;
+
+/// Running totals since the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Steps begun.
+    pub steps: u64,
+    /// Rows of prefill computed.
+    pub prefill_rows: u64,
+    /// Rows of decode computed, drafts included.
+    pub decode_rows: u64,
+    /// Tokens generated.
+    pub generated_tokens: u64,
+    /// Tokens found in the prefix cache.
+    pub cached_tokens: u64,
+    /// Requests that have ended.
+    pub finished: u64,
+    /// Requests that could not go on for a reason of their own.
+    pub failed: u64,
+    /// Times a run stood still, by [`PauseKind`].
+    pub pauses: [u64; PauseKind::ALL.len()],
+    /// Blocks re-encoded.
+    pub encoded_blocks: u64,
+    /// Blocks dropped.
+    pub dropped_blocks: u64,
+    /// Bytes of idle prefixes given back.
+    pub evicted_prefix_bytes: u64,
+    /// Bytes written to the spill store.
+    pub spilled_bytes: u64,
+    /// Bytes read from it.
+    pub loaded_bytes: u64,
+    /// Records that the spill store lost.
+    pub spill_failures: u64,
+    /// Drafts tried, and of these accepted.
+    pub drafts: (u64, u64),
+    /// Completions of other steps, of nobody, or that came twice.
+    pub stale_completions: u64,
+    /// Pieces of work whose completion never came; computed again.
+    pub lost_completions: u64,
+    /// Pages that a plan had counted on and that were not to be had.
+    pub unplanned_shortages: u64,
+    /// Requests that did not fit alone although they were let in.
+    pub shortages_alone: u64,
+    /// Times that nothing ran although somebody waited and memory was free.
+    pub stalls: u64,
+    /// Invariants found broken.
+    pub violations: u64,
+}
+
+impl Counters {
+    pub(crate) fn begun(&mut self, rows: StepRows) {
+        self.steps += 1;
+        self.prefill_rows += rows.prefill as u64;
+        self.decode_rows += rows.decode as u64;
+    }
+
+    pub(crate) fn relieved(&mut self, outcome: &ReliefOutcome) {
+        self.encoded_blocks += outcome.encoded_blocks as u64;
+        self.dropped_blocks += outcome.dropped_blocks as u64;
+    }
+
+    /// Times a run stood still in one way.
+    pub fn pauses(&self, kind: PauseKind) -> u64 {
+        self.pauses[kind as usize]
+    }
+}
+
+/// What limits the number of running sequences.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ceiling {
+    /// KV memory.
+    Kv,
+    /// Arithmetic: more rows bring next to nothing.
+    Ridge,
+    /// The latency aimed at.
+    Latency,
+    /// `max_running` of the configuration.
+    Configured,
+}
+
+/// The limits on running sequences, and the lowest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ceilings {
+    /// Sequences like those known now that the pool holds at their floors.
+    pub kv: usize,
+    /// Rows at which a step spends [`RIDGE_MULTIPLE`] times as long on them as on reading the weights.
+    pub ridge: usize,
+    /// Rows at which a step takes the latency aimed at, if one is.
+    pub latency: Option<usize>,
+    /// `max_running`.
+    pub configured: usize,
+    /// Which is the lowest.
+    pub binding: Ceiling,
+}
+
+/// Beyond this many times the ridge of the roofline, doubling the rows brings less than a tenth.
+pub const RIDGE_MULTIPLE: usize = 8;
+
+/// A look at the engine.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EngineStats {
+    /// Runs that take part in steps.
+    pub running: usize,
+    /// Runs that are to be let in, preempted ones included.
+    pub waiting: usize,
+    /// Runs that were let in and stand still.
+    pub paused: usize,
+    /// The pool.
+    pub accounts: Accounts,
+    /// Limits on running sequences.
+    pub ceilings: Ceilings,
+    /// The spill store, if there is one.
+    pub spill: Option<SpillUsage>,
+    /// Totals.
+    pub counters: Counters,
+}
+
+impl Engine {
+    /// A look at the engine.
+    pub fn stats(&self) -> EngineStats {
+        EngineStats {
+            running: self.running.len(),
+            waiting: self.waiting.len(),
+            paused: self.runs.values().filter(|run| run.paused_since_us.is_some()).count(),
+            accounts: self.pool.accounts(),
+            ceilings: self.ceilings(),
+            spill: self.spill.as_ref().map(|spill| spill.usage()),
+            counters: self.counters,
+        }
+    }
+
+    /// The limits on running sequences as they are now.
+    pub fn ceilings(&self) -> Ceilings {
+        let scheduling = &self.config.scheduling;
+        let ridge = self.cost.ridge_rows() * RIDGE_MULTIPLE;
+        let latency = scheduling.latency_target_us.map(|us| self.cost.rows_within(us as f64));
+        let (kv, configured) = (self.kv_ceiling(), scheduling.max_running);
+        let all = [
+            (kv, Ceiling::Kv),
+            (ridge, Ceiling::Ridge),
+            (latency.unwrap_or(usize::MAX), Ceiling::Latency),
+            (configured, Ceiling::Configured),
+        ];
+        let least = all.into_iter().min_by_key(|(limit, _)| *limit);
+        let binding = least.map_or(Ceiling::Configured, |(_, binding)| binding);
+        Ceilings { kv, ridge, latency, configured, binding }
+    }
+
+    /// Runs like the mean of those known that the pool holds at their floors.
+    fn kv_ceiling(&self) -> usize {
+        let config = self.pool.config();
+        let needs = self.runs.keys().flat_map(|id| self.needs(*id, true));
+        let bytes = needs.map(|need| need.tokens * config.bytes_per_token(need.floor));
+        let (sum, count) = bytes.fold((0, 0), |(sum, count), bytes| (sum + bytes, count + 1));
+        let floor = config.bytes_per_token(PageFormat::Int4);
+        let mean = sum.checked_div(count).unwrap_or(floor * config.block_size());
+        (config.budget_bytes / mean.max(1)).max(1)
+    }
+
+    /// Sequences that may run at once; memory is counted apart.
+    pub(crate) fn most_running(&self) -> usize {
+        let scheduling = &self.config.scheduling;
+        let ridge = self.cost.ridge_rows() * RIDGE_MULTIPLE;
+        let latency = scheduling.latency_target_us.map(|us| self.cost.rows_within(us as f64));
+        ridge.min(latency.unwrap_or(usize::MAX)).min(scheduling.max_running).max(1)
+    }
+}
