@@ -19,6 +19,7 @@ mod profile;
 mod refusals;
 mod rotation;
 mod scenarios;
+mod serving;
 mod streaming;
 mod support;
 mod windows;
