@@ -31,6 +31,9 @@ impl Engine {
     /// Lets in whoever fits. The first that does not fit is not passed by others, unless only its own
     /// tenant's or class's limit stands in the way.
     pub(crate) fn admit(&mut self) {
+        if !std::mem::take(&mut self.queue_changed) {
+            return;
+        }
         let mut at_limit = BTreeSet::new();
         while let Some(id) = self.next_waiting(&at_limit) {
             match self.try_admit(id) {
@@ -274,6 +277,8 @@ impl Engine {
         }
         let Some(pages) = pages else {
             run.state = State::Stored(record);
+            // Pages may come free without anybody's leaving.
+            self.queue_changed = true;
             return false;
         };
         self.waiting.retain(|&waiting| waiting != id);

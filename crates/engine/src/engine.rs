@@ -59,6 +59,8 @@ pub struct Engine {
     pub(crate) expected_tokens: f64,
     /// Turns in a row in which nothing could be done for those who wait.
     pub(crate) stalled_turns: u32,
+    /// Somebody came or left since the queue was last looked through.
+    pub(crate) queue_changed: bool,
 }
 
 /// A step in flight.
@@ -158,6 +160,7 @@ impl Engine {
             chunk_tokens: config.chunk_tokens(&pool),
             expected_tokens: scheduling.expected_tokens as f64,
             stalled_turns: 0,
+            queue_changed: false,
             pool,
             config,
         })

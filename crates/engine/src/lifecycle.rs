@@ -64,6 +64,7 @@ impl Engine {
         self.requests.insert(key, live);
         let first = self.first_run(key);
         self.waiting.push(first);
+        self.queue_changed = true;
         Ok(())
     }
 
@@ -160,6 +161,7 @@ impl Engine {
     pub(crate) fn remove_run(&mut self, id: RunId) -> Option<Run> {
         self.leave_slot(id);
         let run = self.runs.remove(&id)?;
+        self.queue_changed = true;
         self.waiting.retain(|&waiting| waiting != id);
         if let (
             State::Storing(record) | State::Stored(record) | State::Loading(record),
@@ -280,6 +282,7 @@ impl Engine {
                 run.published = 0;
                 run.state = State::Stored(record);
                 self.waiting.push(id);
+                self.queue_changed = true;
             }
             other => run.state = other,
         }

@@ -100,6 +100,7 @@ impl Engine {
         run.preemptions += 1;
         reset(run);
         self.waiting.push(id);
+        self.queue_changed = true;
         self.pause(id, PauseKind::Recompute, reason, given);
     }
 
@@ -134,6 +135,7 @@ impl Engine {
         if !self.waiting.contains(&id) {
             self.waiting.push(id);
         }
+        self.queue_changed = true;
         let given = (0, 0, lost_tokens);
         self.pause(id, PauseKind::Recompute, PauseReason::SpillFailure, given);
     }

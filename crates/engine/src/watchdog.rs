@@ -21,6 +21,7 @@ impl Engine {
             return;
         }
         self.stalled_turns += 1;
+        self.queue_changed = true;
         if self.stalled_turns < HEAL_TURNS {
             return;
         }

@@ -1,0 +1,213 @@
+//! The engine on a thread of its own, and the door to it for any number of callers.
+
+use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, Sender, SyncSender, TrySendError, channel, sync_channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crate::admission::Refusal;
+use crate::engine::{Engine, Progress};
+use crate::event::{Event, FinishReason};
+use crate::executor::{ExecutorDead, Waker};
+use crate::request::Request;
+use crate::session::EngineError;
+use crate::stats::EngineStats;
+use crate::wakeup::Wakeup;
+
+/// Commands that may wait for the engine's attention.
+const COMMANDS: usize = 4096;
+/// Whoever has news wakes the thread; this is against a wake-up that never comes, and how often deadlines
+/// are looked at.
+const LONGEST_WAIT: Duration = Duration::from_millis(20);
+/// How often the invariants are checked while there is nothing to do.
+const CHECK_EVERY: Duration = Duration::from_secs(10);
+
+/// Hears what happens to a request, on the engine's thread: it must not block. `false`: nobody listens any
+/// more; the request is ended and nothing more is told.
+pub type Listener = Box<dyn FnMut(Event) -> bool + Send>;
+
+enum Command {
+    Submit(u64, Box<Request>, Listener),
+    End(u64, FinishReason),
+    Stats(Sender<EngineStats>),
+    Stop,
+}
+
+/// A door to an engine that runs on its own thread. Dropping it stops the engine: what is going on is
+/// ended as cancelled.
+pub struct EngineHandle {
+    commands: SyncSender<Command>,
+    waker: Waker,
+    next_key: AtomicU64,
+    alive: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl EngineHandle {
+    /// Moves `engine` to a thread.
+    ///
+    /// # Errors
+    /// The system gives no thread.
+    pub fn spawn(engine: Engine) -> std::io::Result<EngineHandle> {
+        let (commands, received) = sync_channel(COMMANDS);
+        let (wakers, waker) = channel();
+        let alive = Arc::new(AtomicBool::new(true));
+        let is_alive = alive.clone();
+        let run = move || {
+            let wakeup = Wakeup::of_this_thread();
+            // The one who spawned waits for it.
+            let _ = wakers.send(wakeup.waker());
+            let mut server = Server { engine, listeners: HashMap::new(), start: Instant::now() };
+            let ended = catch_unwind(AssertUnwindSafe(|| server.run(&received, &wakeup)));
+            is_alive.store(false, Ordering::Release);
+            let error = match ended {
+                Ok(Ok(())) => return server.cancel_all(),
+                Ok(Err(error)) => error,
+                Err(panic) => ExecutorDead { reason: panic_text(&*panic) }.into(),
+            };
+            server.fail_all(error);
+        };
+        let thread = std::thread::Builder::new().name("reef-engine".into()).spawn(run)?;
+        let waker = waker.recv().map_err(std::io::Error::other)?;
+        let next_key = AtomicU64::new(0);
+        Ok(EngineHandle { commands, waker, next_key, alive, thread: Some(thread) })
+    }
+
+    /// Hands a request over; returns its key. `listener` hears everything, a refusal as
+    /// [`Event::Failed`] with [`EngineError::Refused`].
+    ///
+    /// # Errors
+    /// The engine does not keep up with what it is told, or has died.
+    pub fn submit(&self, request: Request, listener: Listener) -> Result<u64, EngineError> {
+        let key = self.next_key.fetch_add(1, Ordering::Relaxed);
+        match self.commands.try_send(Command::Submit(key, Box::new(request), listener)) {
+            Ok(()) => (self.waker)(),
+            Err(TrySendError::Full(_)) => {
+                return Err(Refusal::QueueFull { waiting: COMMANDS, most: COMMANDS }.into());
+            }
+            Err(TrySendError::Disconnected(_)) => {
+                return Err(ExecutorDead { reason: "the engine has stopped".into() }.into());
+            }
+        }
+        Ok(key)
+    }
+
+    /// Ends a request at any state: a stop string was found, the client has gone.
+    pub fn end(&self, key: u64, reason: FinishReason) {
+        // An engine that has died has ended it.
+        let _ = self.commands.send(Command::End(key, reason));
+        (self.waker)();
+    }
+
+    /// A look at the engine; `None` where it has died.
+    pub fn stats(&self) -> Option<EngineStats> {
+        let (sender, stats) = channel();
+        self.commands.send(Command::Stats(sender)).ok()?;
+        (self.waker)();
+        stats.recv().ok()
+    }
+
+    /// Whether the engine's loop is running.
+    pub fn is_alive(&self) -> bool {
+        self.alive.load(Ordering::Acquire)
+    }
+}
+
+impl Drop for EngineHandle {
+    fn drop(&mut self) {
+        let _ = self.commands.send(Command::Stop);
+        (self.waker)();
+        if let Some(thread) = self.thread.take() {
+            // Its panics were told to the listeners.
+            let _ = thread.join();
+        }
+    }
+}
+
+struct Server {
+    engine: Engine,
+    listeners: HashMap<u64, Listener>,
+    start: Instant,
+}
+
+impl Server {
+    fn run(&mut self, commands: &Receiver<Command>, wakeup: &Wakeup) -> Result<(), EngineError> {
+        self.engine.set_waker(wakeup.waker());
+        let mut checked = Instant::now();
+        loop {
+            while let Ok(command) = commands.try_recv() {
+                if !self.obey(command) {
+                    return Ok(());
+                }
+            }
+            let progress = self.engine.turn(self.start.elapsed().as_micros() as u64)?;
+            self.deliver();
+            if progress == Progress::Idle && checked.elapsed() > CHECK_EVERY {
+                // Violations are counted where metrics see them.
+                self.engine.check();
+                checked = Instant::now();
+            }
+            if progress != Progress::Worked {
+                wakeup.wait(LONGEST_WAIT);
+            }
+        }
+    }
+
+    /// `false`: stop.
+    fn obey(&mut self, command: Command) -> bool {
+        match command {
+            Command::Submit(key, request, mut listener) => {
+                match self.engine.submit(key, *request) {
+                    Ok(()) => {
+                        self.listeners.insert(key, listener);
+                    }
+                    Err(refusal) => {
+                        listener(Event::Failed(Arc::new(refusal.into())));
+                    }
+                }
+            }
+            Command::End(key, reason) => self.engine.end(key, reason),
+            Command::Stats(sender) => {
+                // Whoever asked may have gone.
+                let _ = sender.send(self.engine.stats());
+            }
+            Command::Stop => return false,
+        }
+        true
+    }
+
+    fn deliver(&mut self) {
+        for told in self.engine.take_events() {
+            let last = matches!(told.event, Event::Finished(_) | Event::Failed(_));
+            let Some(listener) = self.listeners.get_mut(&told.request) else { continue };
+            let listens = listener(told.event);
+            if last || !listens {
+                self.listeners.remove(&told.request);
+            }
+            if !listens {
+                self.engine.end(told.request, FinishReason::Cancelled);
+            }
+        }
+    }
+
+    fn cancel_all(&mut self) {
+        let keys: Vec<u64> = self.listeners.keys().copied().collect();
+        keys.into_iter().for_each(|key| self.engine.end(key, FinishReason::Cancelled));
+        self.deliver();
+    }
+
+    fn fail_all(&mut self, error: EngineError) {
+        let error = Arc::new(error);
+        for (_, mut listener) in self.listeners.drain() {
+            listener(Event::Failed(error.clone()));
+        }
+    }
+}
+
+fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_string());
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "a panic".into())
+}
