@@ -240,7 +240,7 @@ impl Engine {
         let Some(run) = self.runs.get_mut(&id) else { return };
         let Some(live) = self.requests.get_mut(&run.request) else { return };
         let (Some(cache), Some(root)) = (&mut self.prefix, &live.root) else { return };
-        if live.request.prompt_logprobs.is_some() && live.prompt_told == 0 {
+        if live.request.prompt_logprobs.is_some() {
             return;
         }
         let found = cache.lookup(root, &run.tokens, live.request.fidelity);

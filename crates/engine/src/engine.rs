@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use reef_kv::prefix::{PrefixCache, PrefixIdentity, PrefixRoot};
+use reef_kv::prefix::{PrefixCache, PrefixEvent, PrefixIdentity, PrefixRoot};
 use reef_kv::{BlockPool, PoolConfig, StepFence};
 use reef_model::runner::ModelRunner;
 
@@ -190,6 +190,20 @@ impl Engine {
         }
     }
 
+    /// Retains what the prefix cache has of `tokens` of a tenant until `until_us` of the engine's time, as
+    /// far as the cache's limit on retained blocks allows. Returns how many tokens are retained.
+    pub fn retain_prefix(&mut self, tenant: usize, tokens: &[u32], until_us: u64) -> usize {
+        match (&mut self.prefix, self.roots.get(tenant)) {
+            (Some(cache), Some(root)) => cache.pin(root, tokens, until_us),
+            _ => 0,
+        }
+    }
+
+    /// What has entered and left the prefix cache since the last call.
+    pub fn take_prefix_events(&mut self) -> Vec<PrefixEvent> {
+        self.prefix.as_mut().map_or_else(Vec::new, |cache| cache.events().collect())
+    }
+
     /// The KV memory.
     pub fn pool(&self) -> &BlockPool {
         &self.pool
@@ -214,6 +228,9 @@ impl Engine {
     pub fn turn(&mut self, now_us: u64) -> Result<Progress, EngineError> {
         self.now_us = self.now_us.max(now_us);
         self.end_overdue();
+        if let Some(cache) = &mut self.prefix {
+            cache.expire(self.now_us);
+        }
         let spilled = self.take_spilled();
         let ended = self.flight.is_some();
         if !self.take_completions()? {

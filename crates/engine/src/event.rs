@@ -55,6 +55,8 @@ pub enum Event {
         tokens: usize,
         /// Bytes of pages in use in the whole pool.
         used: ByFormat<usize>,
+        /// Microseconds that the step took, where the executor said so: an input to the engine's estimates.
+        elapsed_us: Option<u64>,
     },
     /// The end; nothing follows.
     Finished(Box<Outcome>),

@@ -32,7 +32,7 @@ impl Engine {
         self.keep_quotas(plan)?;
         while !plan.is_empty() {
             let Some(shortage) = self.relieve(plan)? else { break };
-            self.give_way(plan, shortage)?;
+            self.give_way(plan, shortage);
         }
         // Who sat out and is in the step again goes on.
         for planned in plan.iter() {
@@ -146,27 +146,28 @@ impl Engine {
     }
 
     /// Takes something out of the step or the pool: the last prefill, or the run that ranks last.
-    fn give_way(&mut self, plan: &mut Vec<Planned>, shortage: Shortage) -> Result<(), EngineError> {
+    fn give_way(&mut self, plan: &mut Vec<Planned>, shortage: Shortage) {
         let last = self.last_of(&self.running);
         let prefill = plan.iter().rposition(|planned| planned.tokens > 1);
         if let Some(at) = prefill {
             let run = plan[at].run;
             let lower = last.is_some_and(|last| self.priority(last) < self.priority(run));
             if !lower && self.shrink(plan, at) {
-                return Ok(());
+                return;
             }
         }
         if plan.iter().any(|planned| !planned.drafts.is_empty()) {
             plan.iter_mut().for_each(|planned| planned.drafts.clear());
-            return Ok(());
+            return;
         }
         let Some(last) = last.filter(|_| self.running.len() > self.unit_size()) else {
-            return self.stand_alone(plan, shortage);
+            self.stand_alone(plan, shortage);
+            return;
         };
         let kind = self.cheapest_pause(plan, last);
         if kind == PauseKind::Wait {
             self.sit_out(plan, last, PauseReason::Demand);
-            return Ok(());
+            return;
         }
         self.preempt(last, PauseReason::Demand, Some(kind));
         self.drop_absent(plan);
@@ -174,7 +175,6 @@ impl Engine {
         if kind == PauseKind::Swap && self.plan(plan, Ahead::Step).shortage.is_some() {
             self.sit_out_until_it_fits(plan);
         }
-        Ok(())
     }
 
     /// The runs of the one request, where only one is running.
@@ -204,22 +204,17 @@ impl Engine {
 
     /// Nobody else runs and it does not fit: what is being stored, or loaded, still holds pages. Without
     /// such it cannot be, since the request was let in because alone it fits.
-    fn stand_alone(&mut self, plan: &mut Vec<Planned>, short: Shortage) -> Result<(), EngineError> {
+    fn stand_alone(&mut self, plan: &mut Vec<Planned>, short: Shortage) {
         let pending = self.runs.values().any(|run| !run.is_out() && !run.is_running());
         if pending {
             plan.clear();
-            return Ok(());
-        }
-        let others = self.requests.len() > 1;
-        if !others {
-            return Err(short.into());
+            return;
         }
         self.counters.shortages_alone += 1;
         if let Some(planned) = plan.pop() {
             self.fail(planned.request, short.into());
         }
         plan.clear();
-        Ok(())
     }
 
     fn sit_out_until_it_fits(&mut self, plan: &mut Vec<Planned>) {

@@ -99,8 +99,14 @@ impl Engine {
     /// that they do not push out what could have been kept; and what observing them allows.
     pub(crate) fn most_chunk_tokens(&self, run: &Run) -> usize {
         let most = self.config.rules.most_tokens(&run.sequence);
-        let request = &self.requests[&run.request].request;
-        let of_logits = request.prompt_logprobs.map_or(usize::MAX, |_| LEAST_PREFILL_TOKENS);
+        let live = &self.requests[&run.request];
+        // What was told before it was thrown away is computed apart: without logits.
+        let untold = live.prompt_told.saturating_sub(run.computed());
+        let of_logits = match live.request.prompt_logprobs {
+            Some(_) if untold > 0 => untold,
+            Some(_) => LEAST_PREFILL_TOKENS,
+            None => usize::MAX,
+        };
         self.chunk_tokens.min(most).min(of_logits).max(1)
     }
 

@@ -117,15 +117,18 @@ impl Engine {
             return Ok(true);
         };
         fence.pass();
-        if let Some((_, elapsed_us)) = polled.elapsed_us.filter(|(of, _)| complete && *of == step) {
+        let elapsed_us = polled.elapsed_us.filter(|(of, _)| complete && *of == step);
+        let elapsed_us = elapsed_us.map(|(_, elapsed_us)| elapsed_us);
+        if let Some(elapsed_us) = elapsed_us {
             self.cost.learn_step(rows, elapsed_us);
         }
+        let of_step = (step, elapsed_us);
         let mut last = None;
         for (place, mut entry) in entries.into_iter().enumerate() {
             match entry.logits.take() {
                 None => self.counters.lost_completions += 1,
                 Some(logits) => {
-                    self.settle(place, step, &entry, &logits)?;
+                    self.settle(place, of_step, &entry, &logits)?;
                     last = Some(logits);
                 }
             }
@@ -141,7 +144,7 @@ impl Engine {
     fn settle(
         &mut self,
         place: usize,
-        step: u64,
+        of_step: (u64, Option<u64>),
         entry: &FlightEntry,
         logits: &Logits,
     ) -> Result<(), EngineError> {
@@ -170,7 +173,8 @@ impl Engine {
             }
         };
         self.push(id, &chosen.tokens);
-        self.accept(id, before, entry.planned.tokens + chosen.kept_rows, step)?;
+        self.accept(id, before, entry.planned.tokens + chosen.kept_rows)?;
+        self.tell_step(id, of_step);
         if reaches_end && is_beam {
             if let Some(run) = self.runs.get_mut(&id) {
                 run.beam_logits = Some(logits.row(entry.last_row()).to_vec());
@@ -198,13 +202,7 @@ impl Engine {
 
     /// Accepts `tokens` computed tokens of a run: blocks are sealed, scored, brought to their format and
     /// published; the step is told.
-    fn accept(
-        &mut self,
-        id: RunId,
-        before: usize,
-        tokens: usize,
-        step: u64,
-    ) -> Result<(), EngineError> {
+    fn accept(&mut self, id: RunId, before: usize, tokens: usize) -> Result<(), EngineError> {
         let Some(run) = self.runs.get_mut(&id) else { return Ok(()) };
         run.sequence.commit(tokens);
         run.sequence.trim();
@@ -221,7 +219,6 @@ impl Engine {
             self.carry_out(&sealed)?;
         }
         self.publish(id);
-        self.tell_step(id, step);
         Ok(())
     }
 
@@ -235,7 +232,7 @@ impl Engine {
         }
     }
 
-    fn tell_step(&mut self, id: RunId, step: u64) {
+    fn tell_step(&mut self, id: RunId, (step, elapsed_us): (u64, Option<u64>)) {
         let Some(run) = self.runs.get_mut(&id) else { return };
         let (request, tokens) = (run.request, run.computed());
         let total = run.prompt_tokens;
@@ -250,7 +247,7 @@ impl Engine {
         }
         new.into_iter().for_each(|entry| self.tell(request, Event::Relief(entry)));
         let used = self.pool.accounts().used;
-        self.tell(request, Event::Step { step, tokens, used });
+        self.tell(request, Event::Step { step, tokens, used, elapsed_us });
     }
 
     fn note_drafts(&mut self, id: RunId, entry: &FlightEntry, chosen: &Chosen) {

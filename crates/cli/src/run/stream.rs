@@ -143,7 +143,9 @@ impl Listener<'_> {
                     self.progress.end();
                 }
             }
-            Event::Step { step, tokens, used } => self.memory.push(Sample { step, tokens, used }),
+            Event::Step { step, tokens, used, .. } => {
+                self.memory.push(Sample { step, tokens, used })
+            }
             Event::Token(Token { id, .. }) => {
                 self.first_token.get_or_insert_with(Instant::now);
                 let piece = self.detokenizer.push(id);

@@ -12,7 +12,7 @@ use super::support::drive::{engine, generate, greedy};
 use super::support::files::{Likelihood, fetched};
 use super::support::tiny::options;
 
-fn smollm2(threads: usize) -> Option<ModelRunner> {
+pub fn smollm2(threads: usize) -> Option<ModelRunner> {
     let options = RunnerOptions { threads, ..options(Activations::Int8) };
     Some(ModelRunner::load(&fetched("smollm2")?, options).unwrap())
 }

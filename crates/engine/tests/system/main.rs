@@ -13,6 +13,7 @@ mod generation;
 mod golden;
 mod ladder;
 mod likelihood;
+mod many;
 mod observation;
 mod page_bytes;
 mod profile;

@@ -76,7 +76,7 @@ fn exact_requests_are_as_if_alone() {
     let gemma =
         Tiny { layers: 3, heads: 2, kv_heads: 1, width: 32, hidden: 32, ..Tiny::new("gemma3") };
     let mut preempted = 0;
-    for (seed, tiny) in (0..12).flat_map(|seed| [(seed, tiny.clone()), (seed, gemma.clone())]) {
+    for (seed, tiny) in (0..12).flat_map(|seed| [(seed, tiny), (seed, gemma)]) {
         let model = tiny.build();
         let mut random = Random(seed);
         let requests = requests(&mut random, 14, tiny.vocabulary);
