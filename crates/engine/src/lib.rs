@@ -5,6 +5,7 @@
 
 pub mod admission;
 mod admit;
+pub mod beam;
 mod beam_search;
 mod branches;
 pub mod config;

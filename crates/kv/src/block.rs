@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::account::ByFormat;
 use crate::ladder::Fidelity;
 use crate::page::PageFormat;
 use crate::pool::Shared;
@@ -31,6 +32,10 @@ pub(crate) struct BlockRecord {
     pub generation: u32,
     /// Original position of its first token, the same for every sequence that holds it.
     pub first: u32,
+    /// While relief is carried out: index of the first of its sequences that holds the block.
+    pub first_holder: u32,
+    /// And how many of them do (`u16::MAX`: too many to know).
+    pub holders: u16,
     /// One page per layer of the group; `None`: dropped in that layer.
     pub pages: Vec<Option<Page>>,
 }
@@ -45,6 +50,8 @@ impl Default for BlockRecord {
             owners: 0,
             generation: 0,
             first: 0,
+            first_holder: 0,
+            holders: 0,
             pages: Vec::new(),
         }
     }
@@ -59,6 +66,13 @@ impl BlockRecord {
     /// Whether only one holder has it and nobody else reads its bytes by name: that holder may write it.
     pub(crate) fn is_writable(&self) -> bool {
         self.owners == 1 && !self.cached
+    }
+
+    /// Its pages, by format.
+    pub(crate) fn pages_by_format(&self) -> ByFormat<u16> {
+        let mut pages = ByFormat::<u16>::default();
+        self.pages.iter().flatten().for_each(|page| pages[page.format] += 1);
+        pages
     }
 
     /// The strictest contract that may use it: the worst of its pages and of what they were made from.

@@ -96,7 +96,7 @@ pub use ladder::{Fidelity, Ladder, LadderError, Rung};
 pub use ledger::{LedgerEntry, Reason};
 pub use pool::{BlockPool, Shortage, StepFence};
 pub use relief::{
-    Demand, EncodeJob, ReliefPlan, apply_relief, plan_format_at_seal, plan_relief,
+    Demand, EncodeJob, ReliefPlan, apply_relief, plan_format_at_seal, plan_quota, plan_relief,
     plan_token_budget, relief_needed_bytes,
 };
 pub use table::{AttachedBlock, KvUsage, Sequence, SequenceConfig};

@@ -296,6 +296,8 @@ impl Shared {
         record.group = group as u16;
         record.first = first as u32;
         record.owners = 1;
+        // Nobody's whom relief that is under way knows.
+        record.holders = 0;
         record.cached = false;
         record.context = Fidelity::Exact;
         record.generation = record.generation.wrapping_add(1);
@@ -396,15 +398,12 @@ impl Shared {
         &self,
         state: &mut State,
         enough: impl Fn(&Spans) -> bool,
-        movable: impl Fn(u32, &BlockRecord) -> bool,
+        movable: impl Fn(&BlockRecord) -> bool,
         mut moved: impl FnMut(u32, &BlockRecord, usize),
     ) {
         let State { spans, blocks, .. } = state;
         while !enough(spans) {
-            let free_to_move = |block: u32| {
-                let record = &blocks[block as usize];
-                record.owners == 1 && movable(block, record)
-            };
+            let free_to_move = |block: u32| movable(&blocks[block as usize]);
             let Some(span) = spans.emptiest_span(free_to_move) else { return };
             spans.empty_span(span, |relocation| {
                 self.copy_page(&relocation);

@@ -314,6 +314,18 @@ impl Spans {
         self.classes.iter().map(|size| size.used).collect()
     }
 
+    /// Spans of each class that hold one of the pages at `places`.
+    pub(crate) fn spans_of(&self, places: impl Iterator<Item = Place>) -> Vec<usize> {
+        let mut seen = vec![false; self.spans.len()];
+        let mut spans = vec![0; self.classes.len()];
+        for Place { span, .. } in places {
+            if !std::mem::replace(&mut seen[span as usize], true) {
+                spans[self.class_of(span)] += 1;
+            }
+        }
+        spans
+    }
+
     /// Free pages of `class` in its partly filled spans.
     pub(crate) fn free_slots(&self, class: usize) -> usize {
         self.classes[class].free_slots()
@@ -366,8 +378,8 @@ impl Spans {
         }
     }
 
-    /// The partly filled span that is emptied with the fewest bytes to copy; `movable` says whether the
-    /// pages of a block may move. `None`: no span can be emptied.
+    /// The span that is emptied with the fewest bytes to copy; `movable` says whether the pages of a block
+    /// may move. `None`: no span can be emptied.
     pub(crate) fn emptiest_span(&self, movable: impl Fn(u32) -> bool) -> Option<u32> {
         // Fewest bytes to copy first; the highest address among equals, so that low spans fill up.
         let mut best: Option<((usize, Reverse<u32>), u32)> = None;
@@ -382,7 +394,21 @@ impl Spans {
                 }
             }
         }
-        best.map(|(_, index)| index)
+        best.map(|(_, index)| index).or_else(|| self.full_span(movable))
+    }
+
+    /// A full span whose pages fit elsewhere. Only where pages that may not move keep partly filled spans
+    /// from being emptied is there any use in it.
+    fn full_span(&self, movable: impl Fn(u32) -> bool) -> Option<u32> {
+        let fits = |size: &SizeClass| size.free_slots() >= size.slots;
+        if !self.classes.iter().any(fits) {
+            return None;
+        }
+        (0..self.spans.len() as u32).rev().find(|&index| {
+            let size = &self.classes[self.class_of(index)];
+            let full = self.spans[index as usize].used as usize == size.slots;
+            full && fits(size) && self.all_movable(index, &movable)
+        })
     }
 
     fn all_movable(&self, span: u32, movable: impl Fn(u32) -> bool) -> bool {

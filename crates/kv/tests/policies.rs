@@ -134,10 +134,15 @@ fn compact(sequence: &mut Sequence) -> usize {
     let pool = sequence.pool().clone();
     let mut hog = Sequence::new(&pool, request(99, Fidelity::Exact));
     let policy = policy::Window;
-    let plan_for = |tokens: usize| plan_relief(&pool, &[demand(&hog, tokens, tokens)], &policy);
-    let most = (1..6000).rev().step_by(BLOCK).map(plan_for).find(|plan| plan.shortage.is_none());
-    let plan = most.unwrap();
-    assert!(plan.moves.is_empty());
+    let plan_for = |tokens: usize| {
+        // Pages of a sequence that a plan does not know of stay where they are.
+        let demands = [demand(sequence, 0, 1), demand(&hog, tokens, tokens)];
+        plan_relief(&pool, &demands, &policy)
+    };
+    let moves_pages_only = |plan: &ReliefPlan| plan.shortage.is_none() && plan.moves.is_empty();
+    let most = (1..6000).rev().step_by(BLOCK).map(plan_for).find(moves_pages_only);
+    // None where the sequence is beyond its trained context and would be cut whatever is asked for.
+    let Some(plan) = most else { return 0 };
     let both = &mut [sequence, &mut hog];
     apply_relief(&pool, both, &plan, 0, &mut keep_stamp).unwrap().moved_pages
 }

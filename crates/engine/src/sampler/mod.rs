@@ -17,7 +17,7 @@ use crate::constraint::{Constraint, TokenMask};
 use candidates::Candidates;
 use seen::Seen;
 
-pub use logprobs::token_logprobs;
+pub use logprobs::{likeliest_logprobs, token_logprobs};
 
 /// How to choose. Applied in vLLM's order: bias, bar on end tokens, penalties, constraint, temperature,
 /// `min_p`, `top_k`, `top_p`.
@@ -230,6 +230,14 @@ impl Sampler {
         }
     }
 
+    /// Changes `logits`, `[vocabulary]`, as they are before a choice: bias, bar on end tokens, penalties,
+    /// constraint. For beams, which are chosen among their logits together.
+    pub fn prepare(&mut self, logits: &mut [f32]) {
+        if self.changes_logits() {
+            SCRATCH.with_borrow_mut(|scratch| self.change(logits, &mut scratch.mask));
+        }
+    }
+
     fn choose(&mut self, logits: &[f32], scratch: &mut Scratch) -> Result<u32, NoToken> {
         let Scratch { changed, mask, candidates } = scratch;
         let row = match self.changes_logits() {
@@ -291,20 +299,6 @@ impl Sampler {
 /// Index of the largest logit, the lowest on ties; NaN never wins.
 pub fn greedy(logits: &[f32]) -> u32 {
     logits::argmax(Tier::detect(), logits)
-}
-
-/// Indices of the `count` likeliest of several continuations, best first, ties by index; each is given by
-/// its cumulative log-probability.
-pub fn best_of(cumulative_logprobs: &[f64], count: usize) -> Vec<usize> {
-    let mut ranked: Vec<usize> = (0..cumulative_logprobs.len()).collect();
-    // A NaN is never better than a number.
-    let key = |index: usize| {
-        let logprob = cumulative_logprobs[index];
-        if logprob.is_nan() { f64::NEG_INFINITY } else { logprob }
-    };
-    ranked.sort_by(|a, b| key(*b).total_cmp(&key(*a)));
-    ranked.truncate(count);
-    ranked
 }
 
 /// Steele, Lea, Flood: "Fast splittable pseudorandom number generators" (OOPSLA 2014).

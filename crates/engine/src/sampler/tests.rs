@@ -291,9 +291,3 @@ fn a_token_takes_one_random_number_at_most() {
     greedy.sample(&[0.5, 0.6, 0.7]);
     assert_eq!(greedy.random.0, 8);
 }
-
-#[test]
-fn the_best_of_several_by_cumulative_log_probability() {
-    assert_eq!(best_of(&[-3.0, -1.0, f64::NAN, -1.0, -0.5], 3), [4, 1, 3]);
-    assert_eq!(best_of(&[f64::NAN, -9.0], 5), [1, 0]);
-}

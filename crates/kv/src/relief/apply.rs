@@ -1,39 +1,24 @@
 //! Carrying a plan out, step by step, so that at every moment each table names live pages.
 //!
 //! Re-encoding allocates nothing: jobs lie on the stack, spans and block records were sized when the pool
-//! was made, the ledger has room since the sequence last grew.
+//! was made, the ledger has room since the sequence last grew. Who holds which block is written into the
+//! block records first, in one pass over all tables: then each move and each page finds its holders at once.
 
 use std::sync::Arc;
 
-use super::victim::becomes;
+use super::batch::{BATCH_PAGES, Batch, EncodeJob};
+use super::convert::changes;
+use super::victim::zone_of;
 use super::{DropTarget, Move, MoveKind, ReliefPlan};
+use crate::account::ByFormat;
 use crate::block::{BlockRecord, Page};
+use crate::harm::zone_weight;
 use crate::ladder::Rung;
 use crate::ledger::LedgerEntry;
-use crate::page::{PAGE_ALIGN, PageFormat, PageShape};
-use crate::pool::{BlockPool, Shared};
-use crate::span::{Place, Slot, Spans};
+use crate::page::PageFormat;
+use crate::pool::{BlockPool, Shared, State};
+use crate::span::{Slot, Spans};
 use crate::table::Sequence;
-
-/// Most pages of one batch of jobs: all layers of most models, few enough for the stack.
-pub const BATCH_PAGES: usize = 64;
-
-/// One page to re-encode. Jobs of one batch touch disjoint bytes and may run on several threads.
-#[derive(Debug)]
-pub struct EncodeJob<'a> {
-    /// Shape of both pages.
-    pub shape: PageShape,
-    /// Format of `source`.
-    pub source_format: PageFormat,
-    /// The live page, full of accepted tokens.
-    pub source: &'a [u8],
-    /// Format wanted.
-    pub target_format: PageFormat,
-    /// The page to write; its bytes are arbitrary before.
-    pub target: &'a mut [u8],
-    /// Set it where `source` holds NaN or infinity: the page stays as it is, for good.
-    pub refused: bool,
-}
 
 /// What was carried out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -63,8 +48,10 @@ pub enum ReliefError {
 
 /// Carries out `plan`: drops, re-encodes through `encode` (batches of at most [`BATCH_PAGES`] jobs of one
 /// block, all from one format to one other), compacts, and writes `step`, the reasons and the expected
-/// harm into the ledgers. `sequences` are all sequences of the pool (pages of others are never moved;
-/// moves of requests that are gone are skipped).
+/// harm into the ledgers. `sequences` are all sequences of the pool: a block that any other holds too is
+/// neither re-encoded nor moved. Of a block that several of them hold each gets the new pages into its view
+/// and an entry into its ledger. Moves of blocks that are gone are skipped, and so are those that a holder
+/// who has come since forbids.
 ///
 /// # Errors
 /// [`ReliefError::StepInFlight`], and nothing was done.
@@ -79,17 +66,19 @@ pub fn apply_relief(
     step: u64,
     encode: &mut dyn FnMut(&mut [EncodeJob<'_>]),
 ) -> Result<ReliefOutcome, ReliefError> {
-    if pool.shared.step_in_flight(&pool.shared.state()) {
+    let mut state = pool.shared.state();
+    if pool.shared.step_in_flight(&state) {
         return Err(ReliefError::StepInFlight);
     }
-    let mut relief = Relief { pool, sequences, step, outcome: Default::default() };
+    list_holders(&mut state, sequences);
+    drop(state);
+    let mut relief = Relief { pool, sequences, plan, step, outcome: Default::default() };
     for planned in &plan.moves {
-        let found = relief.sequences.iter().position(|s| s.config().request == planned.request);
-        let Some(index) = found else { continue };
+        let Some(subject) = relief.subject(planned) else { continue };
         match planned.kind {
-            MoveKind::Drop(target) => relief.drop_target(index, planned, target),
+            MoveKind::Drop(target) => relief.drop_target(subject, target),
             MoveKind::Encode { group, format } => {
-                relief.encode_block(index, planned, group, format, encode);
+                relief.encode_block(subject, group, format, encode);
             }
         }
     }
@@ -100,21 +89,61 @@ pub fn apply_relief(
     Ok(relief.outcome)
 }
 
-/// The block being re-encoded.
+/// Writes into each block's record which of `sequences` hold it.
+fn list_holders(state: &mut State, sequences: &[&mut Sequence]) {
+    state.blocks.iter_mut().for_each(|record| record.holders = 0);
+    for (index, sequence) in sequences.iter().enumerate() {
+        for entry in sequence.tables.iter().flatten() {
+            let record = &mut state.blocks[entry.guard.index() as usize];
+            if record.holders == 0 {
+                record.first_holder = index as u32;
+            }
+            record.holders = record.holders.saturating_add(1);
+        }
+    }
+}
+
+/// Whether all that hold the block are at hand. So it is with idle blocks, which nobody holds.
+fn is_at_hand(record: &BlockRecord) -> bool {
+    record.owners == u32::from(record.holders) && record.holders < u16::MAX
+}
+
+/// Calls `visit` for each of `sequences` that holds the block of `record`, with the index of its entry.
+fn for_each_holder(
+    sequences: &mut [&mut Sequence],
+    block: u32,
+    record: &BlockRecord,
+    mut visit: impl FnMut(&mut Sequence, usize),
+) {
+    let (group, first) = (record.group as usize, record.first as usize);
+    let mut left = record.holders;
+    for sequence in &mut sequences[record.first_holder as usize..] {
+        if left == 0 {
+            return;
+        }
+        let entry = sequence.entry_index(group, first);
+        let entry = entry.filter(|&entry| sequence.tables[group][entry].guard.index() == block);
+        if let Some(entry) = entry {
+            visit(sequence, entry);
+            left -= 1;
+        }
+    }
+}
+
+/// The block of a move.
 #[derive(Clone, Copy)]
 struct Subject<'a> {
-    /// Index of its sequence.
-    sequence: usize,
     planned: &'a Move,
-    group: usize,
     /// Index of its record.
     block: u32,
-    format: PageFormat,
+    /// Of its sequences, the index of the first.
+    sequence: usize,
 }
 
 struct Relief<'a, 'b> {
     pool: &'a BlockPool,
     sequences: &'a mut [&'b mut Sequence],
+    plan: &'a ReliefPlan,
     step: u64,
     outcome: ReliefOutcome,
 }
@@ -124,8 +153,33 @@ impl Relief<'_, '_> {
         &self.pool.shared
     }
 
-    fn drop_target(&mut self, index: usize, planned: &Move, target: DropTarget) {
-        let sequence = &mut self.sequences[index];
+    /// The block that `planned` is about; `None` where it is gone, or held by somebody who is not at hand.
+    fn subject<'m>(&self, planned: &'m Move) -> Option<Subject<'m>> {
+        let is_it = |sequence: &Sequence| sequence.config().request == planned.request;
+        let group = match planned.kind {
+            MoveKind::Encode { group, .. } => Some(group),
+            MoveKind::Drop(target) => target.page.map(|(group, _)| group),
+        };
+        let block_of = |sequence: &Sequence| {
+            let mut groups = group.map_or(0..sequence.tables.len(), |group| group..group + 1);
+            groups.find_map(|group| {
+                let entry = sequence.entry_index(group, planned.first)?;
+                Some(sequence.tables[group][entry].guard.index())
+            })
+        };
+        let state = self.shared().state();
+        let likely = state.blocks.get(planned.likely_block as usize);
+        let likely = likely.map(|record| record.first_holder as usize);
+        let likely = likely.filter(|&at| self.sequences.get(at).is_some_and(|s| is_it(s)));
+        let sequence = likely.or_else(|| self.sequences.iter().position(|s| is_it(s)))?;
+        let block = block_of(self.sequences[sequence])?;
+        let at_hand = is_at_hand(&state.blocks[block as usize]);
+        at_hand.then_some(Subject { planned, block, sequence })
+    }
+
+    fn drop_target(&mut self, subject: Subject<'_>, target: DropTarget) {
+        let Subject { planned, sequence, .. } = subject;
+        let sequence = &mut self.sequences[sequence];
         let before = sequence.dropped_blocks();
         let bytes = match target.page {
             None => sequence.drop_block(target.first),
@@ -135,44 +189,25 @@ impl Relief<'_, '_> {
             // Pages of single layers count when they make up a block.
             let blocks = sequence.dropped_blocks() - before;
             self.outcome.dropped_blocks += blocks;
-            self.record(index, planned, blocks, bytes);
+            self.outcome.gained_bytes += bytes;
+            note(sequence, self.step, planned, (blocks, bytes), 1.0);
         }
-    }
-
-    fn record(&mut self, index: usize, planned: &Move, blocks: usize, bytes: usize) {
-        self.outcome.gained_bytes += bytes;
-        // Pages that were refused, or found no room, cost nothing.
-        let done = bytes as f64 / planned.bytes.max(bytes) as f64;
-        self.sequences[index].ledger.record(LedgerEntry {
-            step: self.step,
-            request: planned.request,
-            rung: planned.rung(),
-            blocks,
-            bytes,
-            reason: planned.reason,
-            harm: planned.harm * done,
-        });
     }
 
     fn encode_block(
         &mut self,
-        index: usize,
-        planned: &Move,
+        subject: Subject<'_>,
         group: usize,
         format: PageFormat,
         encode: &mut dyn FnMut(&mut [EncodeJob<'_>]),
     ) {
-        let sequence = &self.sequences[index];
-        let Some(entry) = sequence.entry_index(group, planned.first) else { return };
-        if !sequence.is_sealed(planned.first) {
-            return;
-        }
-        let held = &sequence.tables[group][entry];
-        let (block, refused) = (held.guard.index(), held.refused);
-        let subject = Subject { sequence: index, planned, group, block, format };
+        let Some(refused) = self.refused_by_holders(subject, format) else { return };
         for source in PageFormat::ALL {
-            let changes = becomes(self.pool, group, source, Some(format)) != source;
-            if changes && !refused[source] && !self.encode_pages(subject, source, encode) {
+            let changes = changes(&self.pool.config().groups[group], source, format);
+            if changes
+                && !refused[source]
+                && !self.encode_pages(subject, group, (source, format), encode)
+            {
                 // Others have taken the room since: what is done is valid.
                 self.outcome.unfinished_blocks += 1;
                 return;
@@ -180,12 +215,45 @@ impl Relief<'_, '_> {
         }
     }
 
-    /// Re-encodes the pages of the block that are in `source`, a batch at a time. `false` where no target
-    /// page was to be had.
+    /// Formats of which any holder knows that the kernel refused a page; `None` where a holder's block is
+    /// open, or where one of several does not permit `format`.
+    fn refused_by_holders(
+        &mut self,
+        subject: Subject<'_>,
+        format: PageFormat,
+    ) -> Option<ByFormat<bool>> {
+        let mut refused = ByFormat::<bool>::default();
+        let mut good = true;
+        self.visit_holders(subject.block, |sequence, group, entry, shared| {
+            let entry = &sequence.tables[group][entry];
+            let permits = !shared || sequence.config().contract.permits_format(format);
+            good &= permits && sequence.is_sealed(entry.first);
+            PageFormat::ALL.into_iter().for_each(|format| refused[format] |= entry.refused[format]);
+        });
+        good.then_some(refused)
+    }
+
+    /// Calls `visit(sequence, group, entry, whether there are several)` for each holder of a block.
+    fn visit_holders(
+        &mut self,
+        block: u32,
+        mut visit: impl FnMut(&mut Sequence, usize, usize, bool),
+    ) {
+        let state = self.pool.shared.state();
+        let record = &state.blocks[block as usize];
+        let (group, shared) = (record.group as usize, record.holders > 1);
+        for_each_holder(self.sequences, block, record, |sequence, entry| {
+            visit(sequence, group, entry, shared);
+        });
+    }
+
+    /// Re-encodes the pages of the block that are in `formats.0` to `formats.1`, a batch at a time. `false`
+    /// where no target page was to be had.
     fn encode_pages(
         &mut self,
         subject: Subject<'_>,
-        source: PageFormat,
+        group: usize,
+        (source, target): (PageFormat, PageFormat),
         encode: &mut dyn FnMut(&mut [EncodeJob<'_>]),
     ) -> bool {
         let mut next_layer = 0;
@@ -195,7 +263,7 @@ impl Relief<'_, '_> {
             if wanted == 0 {
                 return true;
             }
-            self.take_targets(subject, wanted, &mut batch);
+            self.take_targets(self.shared().geometry.class_of[group][target], wanted, &mut batch);
             if batch.count == 0 {
                 return false;
             }
@@ -209,12 +277,14 @@ impl Relief<'_, '_> {
                 }
                 found += 1;
             });
-            self.encode_batch(subject, batch, encode);
+            let shape = self.pool.config().groups[group].shape;
+            let refused = batch.run(shape, target, encode);
+            self.swap_pages(subject, target, batch, &refused);
         }
     }
 
     /// Visits at most [`BATCH_PAGES`] pages of the block in `source`, from layer `from` on, that are not
-    /// pinned; none where the block is shared. Returns how many there are.
+    /// pinned; none where somebody who is not at hand holds the block. Returns how many there are.
     fn pages_from(
         &self,
         subject: Subject<'_>,
@@ -224,20 +294,19 @@ impl Relief<'_, '_> {
     ) -> usize {
         let state = self.shared().state();
         let record = &state.blocks[subject.block as usize];
-        if record.owners != 1 {
+        if !is_at_hand(record) {
             return 0;
         }
-        let pinned = &self.pool.config().groups[subject.group].pinned;
+        let pinned = &self.pool.config().groups[record.group as usize].pinned;
         let pages = record.pages.iter().enumerate().skip(from);
         let held = pages.filter_map(|(layer, page)| Some((layer, (*page)?)));
         let meant = held.filter(|(layer, page)| page.format == source && !pinned.contains(layer));
         meant.take(BATCH_PAGES).map(|(layer, page)| visit(layer, page)).count()
     }
 
-    /// Target pages for as many of `wanted` pages as there is room for; at least one unless even
+    /// Target pages of `class` for as many of `wanted` pages as there is room for; at least one unless even
     /// compaction yields none.
-    fn take_targets(&mut self, subject: Subject<'_>, wanted: usize, batch: &mut Batch) {
-        let class = self.shared().geometry.class_of[subject.group][subject.format];
+    fn take_targets(&mut self, class: usize, wanted: usize, batch: &mut Batch) {
         batch.take(class, wanted);
         if batch.count == 0 {
             self.compact(|spans| spans.can_take_one(class));
@@ -245,163 +314,162 @@ impl Relief<'_, '_> {
         }
     }
 
-    fn encode_batch(
+    /// Puts the pages of a batch that ran in the place of their sources, for every holder.
+    fn swap_pages(
         &mut self,
         subject: Subject<'_>,
+        format: PageFormat,
         mut batch: Batch,
-        encode: &mut dyn FnMut(&mut [EncodeJob<'_>]),
+        refused: &[bool; BATCH_PAGES],
     ) {
-        let Subject { sequence, planned, group, block, format } = subject;
-        let shape = self.pool.config().groups[group].shape;
-        let refused = batch.run(shape, format, encode);
-        let mut saved_bytes = 0;
+        let pool = self.pool;
+        let mut guard = pool.shared.state();
+        let state = &mut *guard;
+        let record = &state.blocks[subject.block as usize];
+        if !is_at_hand(record) {
+            // Somebody has come while the kernel ran, whose view names the old pages: as it was.
+            return;
+        }
         // From here on nothing of the caller's runs.
+        let shape = pool.config().groups[record.group as usize].shape;
+        let refused_formats = ByFormat::default();
+        let mut swapped = Swapped { format, pages: 0, saved_bytes: 0, refused: refused_formats };
         let count = std::mem::take(&mut batch.count);
         for (job, refused) in refused.iter().enumerate().take(count) {
             let ((layer, old), place) = (batch.pages[job], batch.places[job]);
-            let shared = &self.pool.shared;
-            let mut state = shared.state();
             if *refused {
-                shared.reuse(&mut state, place);
-                drop(state);
+                pool.shared.reuse(state, place);
                 self.outcome.refused_pages += 1;
-                if let Some(entry) = self.sequences[sequence].entry_index(group, planned.first) {
-                    self.sequences[sequence].tables[group][entry].refused[old.format] = true;
-                }
+                swapped.refused[old.format] = true;
                 continue;
             }
             // Swap the entry, then free the old page.
-            state.spans.set(place, Slot::Held(block));
-            let page = Page { offset: shared.page_offset(&state, place), format };
-            state.blocks[block as usize].pages[layer] = Some(page);
+            state.spans.set(place, Slot::Held(subject.block));
+            let page = Page { offset: pool.shared.page_offset(state, place), format };
+            state.blocks[subject.block as usize].pages[layer] = Some(page);
             state.used[format] += shape.page_bytes(format);
-            shared.give_back_page(&mut state, old);
-            drop(state);
-            self.sequences[sequence].replace_page(group, planned.first, layer, page);
-            saved_bytes += shape.page_bytes(old.format) - shape.page_bytes(format);
+            pool.shared.give_back_page(state, old);
+            batch.pages[swapped.pages] = (layer, page);
+            swapped.pages += 1;
+            swapped.saved_bytes += shape.page_bytes(old.format) - shape.page_bytes(format);
         }
-        if saved_bytes > 0 {
-            let mut new = false;
-            if let Some(entry) = self.sequences[sequence].entry_index(group, planned.first) {
-                // A block that takes several batches, or that a panic left half done, counts once.
-                let falls = &mut self.sequences[sequence].tables[group][entry].falls;
-                new = Rung::to_format(format).is_some_and(|rung| falls.insert(rung));
+        let record = &state.blocks[subject.block as usize];
+        self.follow_swap(subject, record, &swapped, &batch.pages[..swapped.pages]);
+    }
+
+    /// Has every holder's view, table and ledger follow; `pages` are the new ones, by layer.
+    fn follow_swap(
+        &mut self,
+        subject: Subject<'_>,
+        record: &BlockRecord,
+        swapped: &Swapped,
+        pages: &[(usize, Page)],
+    ) {
+        let Subject { planned, block, .. } = subject;
+        let (step, weights) = (self.step, &self.plan.weights);
+        let group = record.group as usize;
+        let total = total_weight(self.sequences, block, record, weights);
+        let mut new = false;
+        for_each_holder(self.sequences, block, record, |sequence, entry| {
+            for &(layer, page) in pages {
+                sequence.replace_page(group, planned.first, layer, page);
             }
-            self.outcome.encoded_blocks += usize::from(new);
-            self.record(sequence, planned, usize::from(new), saved_bytes);
-        }
+            let entry = &mut sequence.tables[group][entry];
+            for format in PageFormat::ALL {
+                entry.refused[format] |= swapped.refused[format];
+            }
+            if swapped.saved_bytes > 0 {
+                // A block that takes several batches, or that a panic left half done, counts once.
+                let rung = Rung::to_format(swapped.format);
+                let fell = rung.is_some_and(|rung| entry.falls.insert(rung));
+                new |= fell;
+                let share = match total {
+                    Some(total) => weight_of(sequence, group, planned.first, weights) / total,
+                    None => 1.0 / f64::from(record.holders),
+                };
+                note(sequence, step, planned, (usize::from(fell), swapped.saved_bytes), share);
+            }
+        });
+        self.outcome.encoded_blocks += usize::from(new);
+        self.outcome.gained_bytes += swapped.saved_bytes;
     }
 
     /// Compacts until `enough` holds, as far as that helps, and has the views follow. Pages of blocks that
-    /// no one of the sequences holds stay.
+    /// anyone holds who is not at hand stay.
     fn compact(&mut self, enough: impl Fn(&Spans) -> bool) {
-        let holds = |sequence: &Sequence, block: u32, record: &BlockRecord| {
-            let (group, first) = (record.group as usize, record.first as usize);
-            let entry = sequence.entry_index(group, first);
-            entry.is_some_and(|entry| sequence.tables[group][entry].guard.index() == block)
-        };
         let (pool, mut moved_pages) = (self.pool, 0);
-        let sequences = std::cell::RefCell::new(&mut *self.sequences);
-        let movable = |block: u32, record: &BlockRecord| {
-            sequences.borrow().iter().any(|s| holds(s, block, record))
-        };
+        let sequences = &mut *self.sequences;
         let moved = |block: u32, record: &BlockRecord, layer: usize| {
             moved_pages += 1;
-            let mut sequences = sequences.borrow_mut();
-            let holder = sequences.iter_mut().find(|sequence| holds(sequence, block, record));
-            if let (Some(holder), Some(page)) = (holder, record.pages[layer]) {
-                let (group, first) = (record.group as usize, record.first as usize);
-                holder.move_page(group, first, layer, page.offset);
-            }
+            let Some(page) = record.pages[layer] else { return };
+            let (group, first) = (record.group as usize, record.first as usize);
+            for_each_holder(sequences, block, record, |sequence, _| {
+                sequence.move_page(group, first, layer, page.offset);
+            });
         };
         let mut state = pool.shared.state();
-        pool.shared.compact(&mut state, enough, movable, moved);
+        pool.shared.compact(&mut state, enough, is_at_hand, moved);
         drop(state);
         self.outcome.moved_pages += moved_pages;
     }
 }
 
-/// Target pages of a batch and the pages that go there; the targets are given back on drop (also when
-/// the kernel panics) unless `count` was taken.
-struct Batch {
-    shared: Arc<Shared>,
-    count: usize,
-    places: [Place; BATCH_PAGES],
-    /// Layer and page of the source.
-    pages: [(usize, Page); BATCH_PAGES],
+/// What came of a batch.
+struct Swapped {
+    /// Of the new pages.
+    format: PageFormat,
+    /// How many there are.
+    pages: usize,
+    saved_bytes: usize,
+    /// Formats of sources that the kernel refused.
+    refused: ByFormat<bool>,
 }
 
-impl Batch {
-    fn new(shared: &Arc<Shared>) -> Batch {
-        let no_page = Page { offset: 0, format: PageFormat::F16 };
-        Batch {
-            shared: shared.clone(),
-            count: 0,
-            places: [Place::default(); BATCH_PAGES],
-            pages: [(0, no_page); BATCH_PAGES],
-        }
-    }
+/// Enters what was done of `planned` into the ledger of one of its sequences: `(blocks, bytes)`, and this
+/// `share` of the harm.
+fn note(
+    sequence: &mut Sequence,
+    step: u64,
+    planned: &Move,
+    (blocks, bytes): (usize, usize),
+    share: f64,
+) {
+    // Pages that were refused, or found no room, cost nothing.
+    let done = bytes as f64 / planned.bytes.max(bytes) as f64;
+    let request = sequence.config().request;
+    sequence.ledger.record(LedgerEntry {
+        step,
+        request,
+        rung: planned.rung(),
+        blocks,
+        bytes,
+        reason: planned.reason,
+        harm: planned.harm * done * share,
+    });
+}
 
-    /// Takes up to `wanted` target pages of `class`, the reserve included.
-    fn take(&mut self, class: usize, wanted: usize) {
-        let mut state = self.shared.state();
-        while self.count < wanted {
-            let Some(place) = state.spans.take(class, Slot::Target, 0) else { break };
-            self.places[self.count] = place;
-            self.count += 1;
-        }
-    }
+/// The weight of the block at `first` among what `sequence` holds; 0 where the plan does not know it.
+fn weight_of(sequence: &Sequence, group: usize, first: usize, weights: &[(u64, f64)]) -> f64 {
+    let request = sequence.config().request;
+    let found = weights.binary_search_by_key(&request, |(request, _)| *request);
+    let Ok(index) = found else { return 0.0 };
+    zone_weight(zone_of(sequence, group, first)) / weights[index].1.max(1.0)
+}
 
-    /// Runs the jobs outside the lock. Returns which were refused.
-    fn run(
-        &self,
-        shape: PageShape,
-        format: PageFormat,
-        encode: &mut dyn FnMut(&mut [EncodeJob<'_>]),
-    ) -> [bool; BATCH_PAGES] {
-        let mut offsets = [0; BATCH_PAGES];
-        let state = self.shared.state();
-        for (offset, place) in offsets.iter_mut().zip(&self.places[..self.count]) {
-            *offset = state.spans.offset(*place);
-        }
-        drop(state);
-        let mut jobs: [EncodeJob<'_>; BATCH_PAGES] = std::array::from_fn(|job| {
-            let source_format = self.pages[job].1.format;
-            let (source, target): (&[u8], &mut [u8]) = if job < self.count {
-                let source_offset = self.pages[job].1.offset as usize * PAGE_ALIGN;
-                let (from_bytes, to_bytes) =
-                    (shape.page_bytes(source_format), shape.page_bytes(format));
-                // SAFETY: no step is in flight (checked at the start; the caller's `&mut` sequences keep
-                // new writers out), and the source is a live page that no one writes.
-                let source = unsafe { self.shared.arena.slice(source_offset, from_bytes) };
-                // SAFETY: the target is a slot taken for this job alone; no table names it yet.
-                let target = unsafe { self.shared.arena.slice_mut(offsets[job], to_bytes) };
-                (source, target)
-            } else {
-                (&[], &mut [])
-            };
-            EncodeJob {
-                shape,
-                source_format,
-                source,
-                target_format: format,
-                target,
-                refused: false,
-            }
+/// Sum of the weights of a block among what each of its holders has; `None` where it has one holder, or
+/// the plan knows none of them.
+fn total_weight(
+    sequences: &mut [&mut Sequence],
+    block: u32,
+    record: &BlockRecord,
+    weights: &[(u64, f64)],
+) -> Option<f64> {
+    let (group, first) = (record.group as usize, record.first as usize);
+    let mut total = 0.0;
+    if record.holders > 1 {
+        for_each_holder(sequences, block, record, |sequence, _| {
+            total += weight_of(sequence, group, first, weights);
         });
-        encode(&mut jobs[..self.count]);
-        std::array::from_fn(|job| jobs[job].refused)
     }
-}
-
-impl Drop for Batch {
-    fn drop(&mut self) {
-        if self.count == 0 {
-            return;
-        }
-        let mut state = self.shared.state();
-        for place in &self.places[..self.count] {
-            self.shared.reuse(&mut state, *place);
-        }
-    }
+    (total > 0.0).then_some(total)
 }

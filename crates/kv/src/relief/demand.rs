@@ -82,7 +82,11 @@ pub(super) fn blocks_over_context(demand: &Demand<'_>) -> usize {
     if !config.ladder.permits(sequence.config().contract, Rung::Evict) {
         return 0;
     }
-    let tokens = sequence.kept_tokens().saturating_add(sequence.remaining(demand.tokens));
+    let more = sequence.remaining(demand.tokens);
+    if sequence.next_position().saturating_add(more) <= sequence.config().trained_context {
+        return 0;
+    }
+    let tokens = sequence.kept_tokens().saturating_add(more);
     let over = tokens.saturating_sub(sequence.config().trained_context);
     over.div_ceil(config.block_size())
 }

@@ -4,8 +4,9 @@
 
 use super::victim::Shares;
 use super::{Move, MoveKind, ReliefPlan};
+use crate::account::ByFormat;
 use crate::ledger::Reason;
-use crate::page::PageFormat;
+use crate::page::{PageFormat, PageRef};
 use crate::policy::{BlockSummary, EvictionPolicy, Protection, SequenceSummary};
 use crate::pool::State;
 use crate::runs::MAXIMUM_RUNS;
@@ -95,7 +96,7 @@ impl Droppable<'_> {
 
     fn order_of_layer(&self, policy: &dyn EvictionPolicy, at: (usize, usize)) -> Vec<usize> {
         let pages = &self.sequence.view().groups[at.0].layers[at.1];
-        let summary = |(index, page): (usize, &crate::page::PageRef)| BlockSummary {
+        let summary = |(index, page): (usize, &PageRef)| BlockSummary {
             first: page.first as usize,
             score: self.sequence.score(at, index, policy.observes()),
         };
@@ -111,9 +112,9 @@ impl Droppable<'_> {
         // Mostly all layers hold the same blocks: then one stands for all.
         let mut kept: Vec<KeptRuns> = Vec::new();
         for at in sequence.full_layers() {
-            let runs = KeptRuns::of_layer(sequence, at);
-            if !kept.contains(&runs) {
-                kept.push(runs);
+            let pages = &sequence.view().groups[at.0].layers[at.1];
+            if !kept.iter().any(|runs| runs.are_of(pages)) {
+                kept.push(KeptRuns::of_layer(sequence, at));
             }
         }
         let mut firsts: Vec<usize> = kept.iter().flat_map(KeptRuns::firsts).collect();
@@ -203,6 +204,12 @@ impl KeptRuns {
         KeptRuns { block_size, firsts, neighbors, runs: 1 + gaps }
     }
 
+    /// Whether a layer with these pages holds the same blocks.
+    fn are_of(&self, pages: &[PageRef]) -> bool {
+        pages.len() + 1 == self.firsts.len()
+            && pages.iter().zip(&self.firsts).all(|(page, &first)| page.first as usize == first)
+    }
+
     /// First positions of the blocks held at the beginning.
     fn firsts(&self) -> impl Iterator<Item = usize> {
         self.firsts[..self.firsts.len() - 1].iter().copied()
@@ -249,19 +256,32 @@ impl KeptRuns {
     }
 }
 
-/// Calls `visit(group, format)` for each page that dropping `target` gives back. Returns their bytes.
-pub(super) fn for_each_dropped_page(
+/// Calls `visit(group, format, pages)` for the pages that dropping `target` gives back. Returns their bytes.
+pub(super) fn for_each_dropped_pages(
     sequence: &Sequence,
     target: DropTarget,
-    mut visit: impl FnMut(usize, PageFormat),
+    state: &State,
+    mut visit: impl FnMut(usize, PageFormat, u16),
 ) -> usize {
     let mut bytes = 0;
-    let wanted = |at: &(usize, usize)| target.page.is_none_or(|page| page == *at);
-    for (group, layer) in sequence.full_layers().filter(wanted) {
-        let Some(index) = sequence.page_index(group, layer, target.first) else { continue };
-        let format = sequence.view().groups[group].layers[layer][index].format;
-        visit(group, format);
-        bytes += sequence.pool().config().groups[group].shape.page_bytes(format);
+    for (group, config) in sequence.pool().config().groups.iter().enumerate() {
+        let meant = target.page.is_none_or(|(wanted, _)| wanted == group);
+        let Some(entry) = sequence.entry_index(group, target.first) else { continue };
+        if !meant || config.window.is_some() {
+            continue;
+        }
+        let record = &state.blocks[sequence.tables[group][entry].guard.index() as usize];
+        let pages = match target.page {
+            None => record.pages_by_format(),
+            Some((_, layer)) => {
+                let page = record.pages[layer].map(|page| page.format);
+                ByFormat::from_fn(|format| u16::from(page == Some(format)))
+            }
+        };
+        for (format, &count) in pages.iter().filter(|(_, count)| **count > 0) {
+            visit(group, format, count);
+            bytes += config.shape.page_bytes(format) * usize::from(count);
+        }
     }
     bytes
 }
@@ -298,16 +318,37 @@ pub fn plan_token_budget(
         }
         any
     };
-    let order = drop_order(sequence, policy, &sequence.pool().shared.state());
+    let state = sequence.pool().shared.state();
+    let order = drop_order(sequence, policy, &state);
     let shares = Shares::new(sequence);
-    let moves = order.into_iter().filter(&mut wanted).map(|target| {
-        let mut harm = 0.0;
-        let bytes = for_each_dropped_page(sequence, target, |group, format| {
-            harm += shares.page_drop_harm(sequence, (group, target.first), format);
-        });
-        let (request, first) = (sequence.config().request, target.first);
-        let kind = MoveKind::Drop(target);
-        Move { request, first, kind, bytes, harm, reason: Reason::TokenBudget }
+    let targets = order.into_iter().filter(&mut wanted);
+    let reason = Reason::TokenBudget;
+    let moves = targets
+        .map(|target| drop_move(sequence, target, &state, &shares, reason, &mut |_, _, _| {}))
+        .collect();
+    ReliefPlan { moves, ..ReliefPlan::default() }
+}
+
+/// The move that drops `target`; `visit(group, format, pages)` hears of the pages that it gives back.
+pub(super) fn drop_move(
+    sequence: &Sequence,
+    target: DropTarget,
+    state: &State,
+    shares: &Shares,
+    reason: Reason,
+    visit: &mut dyn FnMut(usize, PageFormat, u16),
+) -> Move {
+    let mut harm = 0.0;
+    let first = target.first;
+    let bytes = for_each_dropped_pages(sequence, target, state, |group, format, pages| {
+        harm += shares.page_drop_harm(sequence, (group, first), format) * f64::from(pages);
+        visit(group, format, pages);
     });
-    ReliefPlan { moves: moves.collect(), ..ReliefPlan::default() }
+    let entries = sequence.tables.iter().enumerate().find_map(|(group, table)| {
+        let meant = target.page.is_none_or(|(wanted, _)| wanted == group);
+        sequence.entry_index(group, first).filter(|_| meant).map(|entry| &table[entry])
+    });
+    let likely_block = entries.map_or(0, |entry| entry.guard.index());
+    let (request, kind) = (sequence.config().request, MoveKind::Drop(target));
+    Move { request, first, kind, bytes, harm, reason, likely_block }
 }

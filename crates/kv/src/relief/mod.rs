@@ -1,21 +1,28 @@
 //! Relief: what gives way when predicted demand exceeds free bytes.
 //!
-//! [`plan_relief`] and its two siblings are pure: they look and return moves. [`apply_relief`] carries
+//! [`plan_relief`] and its siblings are pure: they look and return moves. [`apply_relief`] carries
 //! the moves out between steps: it reserves target pages, has the caller's kernel encode into them,
 //! swaps the table entries, then frees the old pages. It never allocates outside the arena's reserve,
 //! and a panic in the kernel leaves the old pages live and leaks nothing.
 
 mod apply;
+mod batch;
+mod convert;
 mod demand;
 mod drops;
 mod forecast;
+mod holders;
+mod order;
 mod plan;
+mod stage;
 mod victim;
 
-pub use apply::{BATCH_PAGES, EncodeJob, ReliefError, ReliefOutcome, apply_relief};
+pub use apply::{ReliefError, ReliefOutcome, apply_relief};
+pub use batch::{BATCH_PAGES, EncodeJob};
 pub use demand::{Demand, relief_needed_bytes};
 pub use drops::{DropTarget, plan_token_budget};
-pub use plan::{plan_format_at_seal, plan_relief};
+pub use order::plan_format_at_seal;
+pub use plan::{plan_quota, plan_relief};
 pub(crate) use victim::Zone;
 
 use crate::ladder::Rung;
@@ -45,7 +52,7 @@ pub enum MoveKind {
 /// One move of a plan.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Move {
-    /// The request whose block gives way.
+    /// The request whose block gives way; of several that share it, the first of the highest priority.
     pub request: u64,
     /// Original position of the block's first token.
     pub first: usize,
@@ -53,10 +60,12 @@ pub struct Move {
     pub kind: MoveKind,
     /// Bytes of pages it gives back.
     pub bytes: usize,
-    /// Expected rise of the negative log-likelihood in nats per later token.
+    /// Expected rise of the negative log-likelihood in nats per later token, over all that hold it.
     pub harm: f64,
     /// Why.
     pub reason: Reason,
+    /// Where the block's record is likely to be found; of a drop in several KV groups, that of the first.
+    pub(crate) likely_block: u32,
 }
 
 impl Move {
@@ -82,6 +91,9 @@ pub struct ReliefPlan {
     pub(crate) demand_pages: Vec<usize>,
     /// Partly filled spans must be emptied even without a move.
     pub(crate) compaction: bool,
+    /// By request, ascending: the weight of its pages, by which the harm to a block that several hold is
+    /// shared out. Empty where no move is of such a block.
+    pub(crate) weights: Vec<(u64, f64)>,
 }
 
 impl ReliefPlan {
