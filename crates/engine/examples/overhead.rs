@@ -32,7 +32,7 @@ impl Executor for Instantly {
         let rows = self.logits.len() / VOCABULARY;
         let completion = |(index, slot): (usize, reef_engine::executor::SlotWork)| {
             let wanted = slot.tokens.len() - slot.logits_from;
-            let logits = Logits::new(self.logits.clone(), index % (rows - 1), wanted, VOCABULARY);
+            let logits = Logits::new(self.logits.clone(), index % rows, wanted, VOCABULARY);
             Completion { step: work.step, key: slot.key, logits }
         };
         self.done = work.slots.into_iter().enumerate().map(completion).collect();

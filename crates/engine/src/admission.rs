@@ -6,7 +6,7 @@ use reef_kv::{BlockPool, Fidelity, PoolConfig, Rung, minimum_budget_bytes};
 
 use crate::config::EngineConfig;
 use crate::executor::ExecutorFacts;
-use crate::request::Request;
+use crate::request::{Branches, Request};
 use crate::session::Rules;
 
 /// Why a request can never be served, with the numbers and the mend.
@@ -277,8 +277,14 @@ fn check_fields(
         let (tenant, count) = (request.tenant, config.tenants.len());
         return field(format!("tenant {tenant} is unknown: there are {count}"));
     }
-    if request.max_tokens == Some(0) && width > 1 {
+    let beams = matches!(request.branches, Branches::Beams { .. });
+    if request.max_tokens == Some(0) && (beams || width > 1) {
         return field("max_tokens is 0: give at least 1 where branches are asked for".into());
+    }
+    if beams && (request.constraint.is_some() || request.logprobs.is_some()) {
+        return field(
+            "beams go with neither a constraint nor logprobs: use n in their place".into(),
+        );
     }
     let total = request.prompt.len().saturating_add(request.max_tokens.unwrap_or(usize::MAX));
     if let Some(span) = request.keep.iter().find(|span| span.is_empty() || span.end > total) {

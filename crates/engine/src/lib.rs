@@ -6,7 +6,7 @@
 pub mod admission;
 mod admit;
 pub mod beam;
-mod beam_search;
+mod beams;
 mod branches;
 pub mod config;
 pub mod constraint;

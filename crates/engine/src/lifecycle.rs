@@ -41,7 +41,7 @@ impl Engine {
         }
         let cached = self.prefix.is_some() && request.use_prefix_cache;
         let root = cached.then(|| self.roots[tenant]);
-        let beams = None;
+        let beams = crate::beams::search(&request, limit);
         self.next_arrival += 1;
         let branched = request.branches.width() == 1;
         let live = Live {
@@ -182,7 +182,10 @@ impl Engine {
     fn finish(&mut self, key: u64, reason: FinishReason) {
         let Some(mut live) = self.requests.remove(&key) else { return };
         let continuations = match live.beams.take() {
-            Some(search) => search.into_continuations(reason),
+            Some(search) => {
+                let count = live.request.branches.given();
+                self.best_beams(key, &search, count, reason)
+            }
             None => ranked(&mut live),
         };
         let kv = live.usage.take().unwrap_or_else(|| self.no_usage());

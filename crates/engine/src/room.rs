@@ -3,6 +3,7 @@
 //! One pass, each round of which either finds room or takes something out of the step or the pool, so it
 //! ends; nobody is touched whose leaving would give nothing.
 
+use reef_kv::relief::plan_quota;
 use reef_kv::{
     Demand, EncodeJob, ReliefPlan, Sequence, Shortage, apply_relief, plan_relief,
     plan_token_budget, relief_needed_bytes,
@@ -125,9 +126,15 @@ impl Engine {
             if !members.iter().any(planned) {
                 return Ok(());
             }
-            let demands = demands(&self.runs, &members, plan, Ahead::Step);
             let policy = &*self.config.rules.policy;
-            let relief = plan_quota(&self.pool, &demands, quota_bytes, policy);
+            let relief_for = |ahead| {
+                let demands = demands(&self.runs, &members, plan, ahead);
+                plan_quota(&self.pool, &demands, quota_bytes, policy)
+            };
+            let mut relief = relief_for(Ahead::Horizon);
+            if relief.shortage.is_some() {
+                relief = relief_for(Ahead::Step);
+            }
             if relief.shortage.is_none() {
                 return self.carry_out(&relief);
             }
@@ -261,13 +268,4 @@ fn demands<'a>(
         Demand { sequence, tokens, step_tokens: rows, stretch_tokens }
     };
     running.iter().map(demand).collect()
-}
-
-fn plan_quota(
-    _: &reef_kv::BlockPool,
-    _: &[Demand<'_>],
-    _: usize,
-    _: &dyn reef_kv::policy::EvictionPolicy,
-) -> ReliefPlan {
-    ReliefPlan::default()
 }

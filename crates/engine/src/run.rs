@@ -6,7 +6,7 @@ use reef_kv::prefix::PrefixRoot;
 use reef_kv::transfer::SequenceImage;
 use reef_kv::{KvUsage, Sequence};
 
-use crate::beam_search::BeamSearch;
+use crate::beam::BeamSearch;
 use crate::event::{Continuation, Pause, TokenLogprobs};
 use crate::executor::SlotKey;
 use crate::request::{Branches, Request};

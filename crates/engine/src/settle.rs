@@ -133,7 +133,7 @@ impl Engine {
                 }
             }
         }
-        self.advance_beams()?;
+        self.advance_beams();
         if let Some(logits) = last {
             self.executor.recycle(logits);
         }

@@ -20,7 +20,7 @@ const GENERATED: usize = 96;
 
 fn request(index: usize, ids: &[u32], fidelity: Fidelity) -> Request {
     let start = index * 11 % (ids.len() - PROMPT);
-    let temperature = if index % 2 == 0 { 0.0 } else { 0.7 };
+    let temperature = if index.is_multiple_of(2) { 0.0 } else { 0.7 };
     Request {
         max_tokens: Some(GENERATED),
         sampling: Sampling { temperature, seed: index as u64, ..Sampling::default() },

@@ -1,14 +1,15 @@
 //! Many requests in one pool: none is lost, none is changed by the others.
 
+use reef_engine::beam::{BeamRules, BeamSearch};
 use reef_engine::request::Branches;
 use reef_engine::{
     AdmissionPolicy, Engine, EngineConfig, Event, FinishReason, Outcome, PrefixSettings, Progress,
-    Request, Sampling, Scheduling,
+    Request, Rules, Sampling, Scheduling,
 };
 use reef_kv::Fidelity;
 use reef_kv::prefix::IndexKind;
 
-use crate::support::drive::engine_config;
+use crate::support::drive::{engine_config, logits_in_chunks};
 use crate::support::random::Random;
 use crate::support::tiny::{Tiny, TinyModel, options};
 use reef_model::runner::Activations;
@@ -136,4 +137,64 @@ fn branches_are_as_if_each_were_alone() {
     let got: Vec<_> = outcome.continuations.into_iter().map(|of| of.token_ids).collect();
     assert_eq!(got, alone);
     assert_eq!(engine.pool().accounts().used_bytes(), 0);
+}
+
+/// Beams over shared blocks find what a search that computes every beam anew finds, alone and in a pool so
+/// small that others give way.
+#[test]
+fn beams_are_those_of_an_unpaged_search() {
+    let tiny =
+        Tiny { layers: 2, heads: 2, kv_heads: 1, width: 32, hidden: 32, ..Tiny::new("llama") };
+    let model = tiny.build();
+    let mut runner = model.runner(options(Activations::Int8));
+    let mut random = Random(11);
+    for (width, length_penalty, early_stopping) in
+        [(1, 1.0, false), (3, 1.0, true), (4, 0.5, false)]
+    {
+        let length = 20 + random.below(40);
+        let prompt = random.tokens(length, tiny.vocabulary);
+        let end_ids: Vec<u32> = random.tokens(6, tiny.vocabulary);
+        let max_tokens = 40;
+        let rules = BeamRules {
+            width,
+            length_penalty,
+            early_stopping,
+            max_tokens,
+            end_ids: end_ids.clone(),
+        };
+        let mut search = BeamSearch::new(rules);
+        let mut live = vec![prompt.clone()];
+        while !live.is_empty() {
+            let rows: Vec<Vec<f32>> = live
+                .iter()
+                .map(|tokens| {
+                    let all = logits_in_chunks(&mut runner, 32, &Rules::default(), tokens, 64);
+                    all[all.len() - tiny.vocabulary..].to_vec()
+                })
+                .collect();
+            let rows: Vec<&[f32]> = rows.iter().map(Vec::as_slice).collect();
+            let descents = search.step(&rows).unwrap();
+            let next = descents.iter().map(|of| [&live[of.parent][..], &[of.token]].concat());
+            live = next.collect();
+        }
+        let expected: Vec<Vec<u32>> = search.best(width).into_iter().map(|of| of.tokens).collect();
+        let branches = Branches::Beams { width, n: width, length_penalty, early_stopping };
+        let beams = Request {
+            max_tokens: Some(max_tokens),
+            end_ids,
+            branches,
+            ..Request::new(prompt, Fidelity::Exact)
+        };
+        let mut all = requests(&mut random, 6, tiny.vocabulary);
+        all.insert(2, beams);
+        for budget in [8 << 20, 130 << 10] {
+            let mut engine = engine_of(&model, budget, |config| {
+                config.scheduling.admission = AdmissionPolicy::Utilize;
+            });
+            let outcome = serve(&mut engine, &all).remove(2);
+            let got: Vec<_> = outcome.continuations.into_iter().map(|of| of.token_ids).collect();
+            assert_eq!(got, expected, "{width} beams in {budget}");
+            assert_eq!(engine.pool().accounts().used_bytes(), 0);
+        }
+    }
 }
