@@ -1,17 +1,62 @@
 //! A slower tier for whole sequences that had to give way: stored and loaded all or nothing.
+//!
+//! [`SpillFile`] is a file on disk with an I/O thread of its own, [`SimulatedSpill`] the same over memory
+//! with a virtual clock and faults by script. Both keep their books in `slots`, move records by
+//! `transfer`, and check by `format` that what is read is what was written. A record is never read by
+//! another process than the one that wrote it.
+//!
+//! What can go wrong, and what follows: no space, an I/O error, a short read or write, a flipped byte, a
+//! lost or misplaced write, a file that was truncated or replaced: the record's transfer ends as
+//! [`SpillDone::Failed`], its slots and pages are free again, and the other records are as they were.
+
+mod disk;
+mod file;
+mod format;
+mod simulated;
+mod slot_file;
+mod slots;
+#[cfg(test)]
+mod tests;
+mod transfer;
+
+pub use disk::{Fault, FaultScript, Operation};
+pub use file::SpillFile;
+pub use format::SpillSize;
+pub use simulated::{SimulatedSpill, SpillClock, SpillTiming};
+pub use slot_file::StoreOpenError;
+pub use slots::FAILURES_TO_CLOSE;
 
 use reef_kv::transfer::{EmptyPages, PinnedPages};
 
-/// Why a record could not be stored or loaded. The record is gone; nothing else is harmed.
+/// Why a record could not be stored or loaded. Nothing else is harmed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SpillError {
-    /// The record is larger than what is free.
+    /// The record is larger than what is free. Nothing was started.
     #[error("the spill store has {free_bytes} bytes free, the record needs {needed_bytes}")]
     Full {
-        /// Bytes needed.
+        /// Bytes of the slots needed.
         needed_bytes: usize,
-        /// Bytes free.
+        /// Bytes of the slots free.
         free_bytes: usize,
+    },
+    /// The disk failed too often: the store takes no more records. Nothing was started.
+    #[error("the spill store takes no more records after {failures} failures in a row")]
+    Closed {
+        /// Failures in a row.
+        failures: usize,
+    },
+    /// A record of that number is in the store, or is still being written or read. It stays as it is.
+    #[error("record {0} of the spill store is in use")]
+    Busy(u64),
+    /// The pages to be filled are not those of the record. It stays as it is.
+    #[error("record {record} of the spill store has {stored_bytes} bytes, its pages {pages_bytes}")]
+    Size {
+        /// The record.
+        record: u64,
+        /// Bytes of the record.
+        stored_bytes: usize,
+        /// Bytes of the pages.
+        pages_bytes: usize,
     },
     /// What was read is not what was written.
     #[error("record {record} of the spill store is damaged in part {part}")]
@@ -66,10 +111,15 @@ pub enum SpillDone {
 pub struct SpillUsage {
     /// Bytes of pages it can hold.
     pub capacity_bytes: usize,
-    /// Bytes taken by records, written or being written.
+    /// Bytes of the slots taken by records, written or being written or read: the next record finds
+    /// room in `capacity_bytes - used_bytes`.
     pub used_bytes: usize,
     /// Records.
     pub records: usize,
+    /// Transfers that failed so far.
+    pub failures: usize,
+    /// Whether it takes no more records ([`FAILURES_TO_CLOSE`]).
+    pub closed: bool,
 }
 
 /// A slower tier. Records are numbered by the caller, each number used once.
@@ -80,17 +130,17 @@ pub trait Spill: Send {
     /// Starts writing a record; the pages stay pinned until the end is polled.
     ///
     /// # Errors
-    /// No room, and nothing was started.
+    /// No room, closed, or a number in use; nothing was started, and the pages are let go of.
     fn store(&mut self, record: u64, pages: PinnedPages) -> Result<(), SpillError>;
 
     /// Starts reading a record that is stored.
     ///
     /// # Errors
-    /// No such record; the pages are given back.
+    /// No such record, or it is not yet stored, or of another size; the pages are given back.
     fn load(&mut self, record: u64, pages: EmptyPages) -> Result<(), SpillError>;
 
-    /// Forgets a record in whatever state; what is under way may still be polled, as a failure or not at
-    /// all.
+    /// Forgets a record in whatever state; nothing more is heard of it. Where a slot of it is being moved
+    /// right now, its pages and slots are free once that is over and polled; otherwise at once.
     fn discard(&mut self, record: u64);
 
     /// What is over since the last look; does not wait.
