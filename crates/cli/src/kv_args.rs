@@ -1,9 +1,9 @@
 //! What `run` may do with KV memory: the options that every generating command has.
 
 use anyhow::{Context as _, bail};
-use reef_engine::EngineConfig;
 use reef_engine::admission::Refusal;
 use reef_engine::session::Rules;
+use reef_engine::{EngineConfig, PrefixSettings};
 use reef_kv::page::PageFormat;
 use reef_kv::policy::{self, PolicyOptions};
 use reef_kv::{Fidelity, Ladder, Rung, TAIL_TOKENS};
@@ -14,7 +14,8 @@ use crate::load::{ModelArgs, parse_kv_format};
 use crate::output::{WrongArguments, note};
 use crate::{memory, profiles, sizes};
 
-/// Rungs that are about several requests or a slower tier, which one request alone does not have.
+/// Rungs that always stand before or behind those of a ladder: what they are used for is estimated each
+/// time, not chosen.
 const SERVING_RUNGS: [&str; 4] = ["drop_prefix", "swap", "recompute", "wait"];
 
 /// KV memory: how much, and how it gives way.
@@ -48,7 +49,10 @@ fn parse_ladder(list: &str) -> Result<Ladder, String> {
         SERVING_RUNGS.iter().find(|rung| list.split(',').any(|n| n.trim() == **rung))
     {
         let names = Rung::ALL.map(Rung::name).join(", ");
-        return Err(format!("`{rung}` needs several requests or a slower tier: use {names}"));
+        return Err(format!(
+            "`{rung}` is not chosen here: unused prefixes go first, and who has to stand still waits, is \
+             swapped (--spill) or computed again, whichever costs least; use {names}"
+        ));
     }
     Ladder::parse(list).map_err(|error| error.to_string())
 }
@@ -123,6 +127,11 @@ impl KvArgs {
             rules,
             ladder,
             pinned_layers: self.pin_layers.clone(),
+            prefix: Some(PrefixSettings {
+                fingerprint: profiles::fingerprint(gguf),
+                rotation: runner.key_rotation().name().into(),
+                ..PrefixSettings::default()
+            }),
             ..EngineConfig::new(0)
         })
     }

@@ -78,6 +78,11 @@ impl ModelArgs {
         pull::resolve_model(&self.model, self.offline)
     }
 
+    /// Whether nothing may be fetched.
+    pub fn is_offline(&self) -> bool {
+        self.offline
+    }
+
     /// Whether keys are rotated as the model's profile says.
     pub fn rotation_is_auto(&self) -> bool {
         matches!(self.key_rotation, KeyRotationArg::Auto)

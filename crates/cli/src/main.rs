@@ -14,6 +14,7 @@ mod profiles;
 mod progress;
 mod pull;
 mod run;
+mod serving_args;
 mod signals;
 mod sizes;
 mod tokenize;

@@ -29,6 +29,11 @@ const QUICK_PARAMETERS: usize = 500_000_000;
 /// Changes whenever a profile is measured differently: older ones are then measured again.
 const VERSION: u64 = 1;
 
+/// What tells the model in `gguf` from others.
+pub fn fingerprint(gguf: &Gguf) -> Vec<u8> {
+    key(gguf).into_bytes()
+}
+
 /// The profile of the model in `gguf`, if it is known.
 pub fn known(gguf: &Gguf) -> Option<ModelProfile> {
     let key = key(gguf);

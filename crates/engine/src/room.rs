@@ -15,6 +15,9 @@ use crate::run::RunId;
 use crate::schedule::Planned;
 use crate::session::{EngineError, HORIZON_TOKENS, STRETCH_TOKENS};
 
+/// Sequences up to which each looks the whole horizon ahead; more share that look.
+const LONE_RUNS: usize = 4;
+
 /// How far ahead room is made.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Ahead {
@@ -254,6 +257,9 @@ fn demands<'a>(
     plan: &[Planned],
     ahead: Ahead,
 ) -> Vec<Demand<'a>> {
+    // Many sequences side by side need blocks at different times: a part of them is a batch already.
+    let horizon = (LONE_RUNS * HORIZON_TOKENS / running.len().max(1)).clamp(8, HORIZON_TOKENS);
+    let stretch = horizon * (STRETCH_TOKENS / HORIZON_TOKENS);
     let demand = |id: &RunId| {
         let sequence = &runs[id].sequence;
         let Some(planned) = plan.iter().find(|planned| planned.run == *id) else {
@@ -261,7 +267,7 @@ fn demands<'a>(
         };
         let rows = planned.rows();
         let (tokens, stretch_tokens) = match ahead {
-            Ahead::Horizon => (sequence.remaining(rows.max(HORIZON_TOKENS)), STRETCH_TOKENS),
+            Ahead::Horizon => (sequence.remaining(rows.max(horizon)), stretch),
             Ahead::Step => (rows, rows),
             Ahead::Tokens(more) => (rows + more, rows + more),
         };

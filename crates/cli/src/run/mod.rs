@@ -1,5 +1,6 @@
 //! `reef run`: text from one prompt (or a chat on a terminal) within a KV budget.
 
+mod branches;
 mod chat;
 mod plot;
 mod stream;
@@ -12,13 +13,14 @@ use std::io::{IsTerminal as _, Read as _};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
-use reef_engine::{Engine, Request, Sampling};
+use reef_engine::{Branches, Engine, Request, Sampling};
 use reef_model::gguf::Gguf;
 use reef_model::tokenizer::{Encode, Tokenizer};
 
 use crate::kv_args::KvArgs;
 use crate::load::{ModelArgs, open};
 use crate::output::{WrongArguments, note, print_json};
+use crate::serving_args::ServingArgs;
 use crate::{Common, signals};
 use chat::Chat;
 use stream::Streamed;
@@ -53,6 +55,14 @@ pub struct Args {
     max_tokens: Option<usize>,
     #[command(flatten)]
     kv: KvArgs,
+    #[command(flatten)]
+    serving: ServingArgs,
+    /// Give N continuations, with the seeds from --seed on; they share the prompt's KV
+    #[arg(long, value_name = "N", default_value_t = 1, conflicts_with = "beams")]
+    n: usize,
+    /// Beam search with N beams; gives the best continuation
+    #[arg(long, value_name = "N")]
+    beams: Option<usize>,
     /// 0 takes the likeliest token
     #[arg(long, value_name = "T", default_value_t = 0.0, allow_negative_numbers = true)]
     temperature: f32,
@@ -96,6 +106,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let tokens = tokens.map(|(ids, max_tokens)| ids.len().saturating_add(max_tokens));
     let mut engine = engine(&args, &gguf, tokens)?;
     drop(gguf);
+    args.serving.equip(&mut engine, &tokenizer, &args.model, args.common.threads())?;
     // Only now: what comes before has nothing to show, so Ctrl-C just ends it.
     let interrupted = signals::install()?;
     let Some(ids) = ids else {
@@ -105,6 +116,9 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     };
     if let Some(path) = &args.plot {
         check_plot(path)?;
+    }
+    if args.n != 1 || args.beams.is_some() {
+        return branches::run(&args, &tokenizer, &mut engine, request(&args, &tokenizer, ids));
     }
     let streamed = generate(&args, &tokenizer, &mut engine, ids, interrupted)?;
     let plotted = args.plot.as_deref().map_or(Ok(()), |path| {
@@ -163,6 +177,21 @@ fn engine(args: &Args, gguf: &Gguf, tokens: Option<usize>) -> anyhow::Result<Eng
     Ok(Engine::new(runner, config)?)
 }
 
+fn request(args: &Args, tokenizer: &Tokenizer, prompt: Vec<u32>) -> Request {
+    let end_ids = match args.ignore_eos {
+        true => Vec::new(),
+        false => tokenizer.vocabulary().end_of_generation().to_vec(),
+    };
+    let (max_tokens, sampling) = (args.max_tokens, sampling(args));
+    let branches = match args.beams {
+        Some(width) => Branches::Beams { width, n: 1, length_penalty: 1.0, early_stopping: false },
+        None if args.n == 1 => Branches::One,
+        None => Branches::Sample { n: args.n, best_of: args.n },
+    };
+    let plain = Request::new(prompt, args.kv.fidelity);
+    Request { max_tokens, sampling, end_ids, branches, ..plain }
+}
+
 fn generate(
     args: &Args,
     tokenizer: &Tokenizer,
@@ -170,16 +199,7 @@ fn generate(
     prompt: Vec<u32>,
     interrupted: &std::sync::atomic::AtomicBool,
 ) -> anyhow::Result<Streamed> {
-    let end_ids = match args.ignore_eos {
-        true => Vec::new(),
-        false => tokenizer.vocabulary().end_of_generation().to_vec(),
-    };
-    let request = Request {
-        max_tokens: args.max_tokens,
-        sampling: sampling(args),
-        end_ids,
-        ..Request::new(prompt, args.kv.fidelity)
-    };
+    let request = request(args, tokenizer, prompt);
     let _running = signals::running();
     stream::stream(engine, tokenizer, &request, &args.stop, !args.common.json, interrupted)
 }

@@ -4,6 +4,8 @@ use reef_kv::page::PageFormat;
 use reef_kv::{ByFormat, LedgerEntry};
 use serde_json::{Map, Value, json};
 
+use reef_engine::event::{Pause, Usage};
+
 use super::stream::Streamed;
 
 /// The document.
@@ -16,26 +18,34 @@ pub fn document(streamed: &Streamed) -> Value {
         "text": streamed.text,
         "token_ids": generation.token_ids,
         "finish_reason": generation.finish_reason.name(),
-        "usage": {
-            "prompt_tokens": usage.prompt_tokens,
-            "completion_tokens": generation.token_ids.len(),
-            "cached_tokens": 0,
-            "kv": {
-                "fidelity": usage.fidelity.name(),
-                "budget_bytes": usage.budget_bytes,
-                "peak_bytes": usage.kv.peak_bytes,
-                "bytes_at_f16": usage.kv.bytes_at_f16,
-                "max_tokens_limit": usage.max_tokens_limit,
-                "tokens_by_format": tokens_by_format(&usage.kv.tokens_by_format),
-                "dropped_tokens": number(usage.kv.dropped_tokens),
-                "pauses": 0,
-                "relief": usage.kv.relief.iter().map(relief).collect::<Vec<_>>(),
-            },
-        },
+        "usage": document_of_usage(usage, generation.token_ids.len()),
         "timings": {
             "ttft_ms": streamed.time_to_first_token.as_secs_f64() * 1e3,
             "prefill_tok_s": rate(prompt, streamed.prefill_time),
             "decode_tok_s": rate(decoded, streamed.decode_time),
+        },
+    })
+}
+
+/// The `usage` of a document.
+pub fn document_of_usage(usage: &Usage, completion_tokens: usize) -> Value {
+    let mut steps: Vec<Value> = usage.kv.relief.iter().map(relief).collect();
+    steps.extend(usage.pauses.iter().map(pause));
+    steps.sort_by_key(|step| step["step"].as_u64());
+    json!({
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "cached_tokens": usage.cached_tokens,
+        "kv": {
+            "fidelity": usage.fidelity.name(),
+            "budget_bytes": usage.budget_bytes,
+            "peak_bytes": usage.kv.peak_bytes,
+            "bytes_at_f16": usage.kv.bytes_at_f16,
+            "max_tokens_limit": usage.max_tokens_limit,
+            "tokens_by_format": tokens_by_format(&usage.kv.tokens_by_format),
+            "dropped_tokens": number(usage.kv.dropped_tokens),
+            "pauses": usage.pauses.len(),
+            "relief": steps,
         },
     })
 }
@@ -54,6 +64,19 @@ fn tokens_by_format(tokens: &ByFormat<f64>) -> Value {
 /// Whole numbers as integers: most counts are.
 fn number(value: f64) -> Value {
     if value.fract() == 0.0 { json!(value as u64) } else { json!(value) }
+}
+
+/// A branch that stood still: the rungs behind those of the ladder.
+fn pause(pause: &Pause) -> Value {
+    json!({
+        "step": pause.step,
+        "request": pause.branch.to_string(),
+        "rung": pause.kind.name(),
+        "blocks": pause.blocks,
+        "bytes": pause.bytes,
+        "reason": pause.reason.name(),
+        "harm": 0.0,
+    })
 }
 
 fn relief(entry: &LedgerEntry) -> Value {
