@@ -22,8 +22,8 @@ use crate::config::pool_config;
 /// Tokens computed before the first draft of a call: a long prompt is caught up with over several steps,
 /// each of which goes without drafts, rather than in one long one.
 const CATCH_UP_TOKENS: usize = 128;
-/// A draft that the model itself believes in less is not worth a row.
-const LEAST_PROBABILITY: f64 = 0.4;
+/// A usual [`DraftModelOptions::least_probability`].
+pub const LEAST_PROBABILITY: f64 = 0.4;
 
 /// Why a draft model cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -74,6 +74,8 @@ pub struct DraftModelOptions {
     pub block_size: usize,
     /// Bytes of its KV memory.
     pub budget_bytes: usize,
+    /// Drafting ends at a token that the draft model itself gives a smaller probability than this.
+    pub least_probability: f64,
 }
 
 /// A model that drafts.
@@ -83,6 +85,7 @@ pub struct DraftModel {
     runs: HashMap<RunKey, Run>,
     /// Sequences made so far; names them in the pool.
     made: u64,
+    least_probability: f64,
     weights: Vec<f32>,
     sums: Vec<f32>,
 }
@@ -110,7 +113,7 @@ impl DraftModel {
         options: DraftModelOptions,
     ) -> Result<DraftModel, DraftModelError> {
         check_same_tokens(draft, target)?;
-        let DraftModelOptions { threads, tier, block_size, budget_bytes } = options;
+        let DraftModelOptions { threads, tier, block_size, budget_bytes, .. } = options;
         let runner_options = RunnerOptions {
             threads,
             tier,
@@ -129,6 +132,7 @@ impl DraftModel {
             pool,
             runs: HashMap::new(),
             made: 0,
+            least_probability: options.least_probability,
             weights: Vec::new(),
             sums: Vec::new(),
         })
@@ -205,7 +209,7 @@ impl DraftModel {
         self.sums.resize(sums_len(logits.len()), 0.0);
         exp_weights(tier, logits, largest, 1.0, &mut self.weights, &mut self.sums);
         let total: f64 = self.sums.iter().map(|sum| f64::from(*sum)).sum();
-        (1.0 / total >= LEAST_PROBABILITY).then_some(best)
+        (1.0 / total >= self.least_probability).then_some(best)
     }
 }
 

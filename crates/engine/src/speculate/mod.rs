@@ -12,7 +12,7 @@ mod draft_model;
 mod ngram;
 mod pace;
 
-pub use draft_model::{DraftModel, DraftModelError, DraftModelOptions};
+pub use draft_model::{DraftModel, DraftModelError, DraftModelOptions, LEAST_PROBABILITY};
 pub use ngram::Ngram;
 pub use pace::{DraftCosts, Room, SpeculationCounters, Speculator};
 

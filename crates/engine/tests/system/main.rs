@@ -21,6 +21,7 @@ mod refusals;
 mod rotation;
 mod scenarios;
 mod serving;
+mod speculation;
 mod streaming;
 mod support;
 mod windows;

@@ -173,7 +173,8 @@ impl PrefixCache {
         self.queue_idle(turned_idle);
     }
 
-    /// Queues blocks that nobody holds any more; full-attention blocks of an entry before its others.
+    /// Queues blocks that nobody holds, tails first; full-attention blocks of an entry before its others,
+    /// whose queue depends on them.
     fn queue_idle(&mut self, mut nodes: Vec<usize>) {
         let depth = |node: usize| tails_first(self.tree.depth(self.entry_of(node)));
         nodes.retain(|&node| self.named[node].block.is_some());
@@ -187,7 +188,7 @@ impl PrefixCache {
         }
     }
 
-    /// A head that has waited since before its tail was in use goes on waiting behind it.
+    /// Heads that wait, and would give way before `tail`, go on waiting behind it.
     fn queue_heads_behind(&mut self, tail: usize) {
         let group = tail % self.windows.len();
         let mut below = tail;
@@ -221,18 +222,16 @@ impl PrefixCache {
         }
     }
 
-    /// Puts the idle blocks of entries whose marks have changed where they belong now, tails first.
-    fn requeue(&mut self, mut entries: Vec<EntryId>) {
-        entries.sort_unstable_by_key(|&entry| (tails_first(self.tree.depth(entry)), entry));
-        for entry in entries {
-            for group in 0..self.windows.len() {
-                let node = self.node(entry, group);
-                let turn = self.idle.turn(node).map(|_| self.turn(node));
-                if let Some(turn) = turn.filter(|turn| self.idle.turn(node) != Some(*turn)) {
-                    self.idle.push(node, turn);
-                }
-            }
+    /// Puts the idle blocks of entries whose marks have changed where they belong now.
+    fn requeue(&mut self, entries: &[EntryId]) {
+        let mut moved = Vec::new();
+        for &entry in entries {
+            let nodes = (0..self.windows.len()).map(|group| self.node(entry, group));
+            let is_elsewhere =
+                |&node: &usize| self.idle.turn(node).is_some_and(|turn| turn != self.turn(node));
+            moved.extend(nodes.filter(is_elsewhere));
         }
+        self.queue_idle(moved);
     }
 
     /// Gives back idle blocks, least recently used first and tails before heads, until `enough` says so or

@@ -27,7 +27,7 @@ impl PrefixCache {
             self.marks[entry.index()].protected = true;
         }
         changed.extend_from_slice(&self.protected);
-        self.requeue(changed);
+        self.requeue(&changed);
     }
 
     /// Retains what is cached of `tokens` until `until_us` (of the clock that [`expire`](Self::expire) is
@@ -55,7 +55,7 @@ impl PrefixCache {
             pinned += 1;
         }
         path.truncate(pinned);
-        self.requeue(path);
+        self.requeue(&path);
         pinned * self.block_size
     }
 
@@ -67,7 +67,7 @@ impl PrefixCache {
             self.marks[entry.index()].pinned_until_us = None;
             ended.push(entry);
         }
-        self.requeue(ended);
+        self.requeue(&ended);
     }
 
     fn match_whole(&self, root: &PrefixRoot, tokens: &[u32]) -> Vec<EntryId> {

@@ -135,10 +135,14 @@ impl TinyModel {
         self.tensors.get(name).map(Vec::as_slice)
     }
 
+    /// The model's file.
+    pub fn gguf(&self) -> Gguf {
+        Gguf::from_bytes(self.file.clone()).unwrap()
+    }
+
     /// The model, loaded.
     pub fn runner(&self, options: RunnerOptions) -> ModelRunner {
-        let gguf = Gguf::from_bytes(self.file.clone()).unwrap();
-        ModelRunner::load(&gguf, options).unwrap()
+        ModelRunner::load(&self.gguf(), options).unwrap()
     }
 
     /// The model, loaded as users do but with one thread.
@@ -156,6 +160,11 @@ pub fn options(activations: Activations) -> RunnerOptions {
         block_size: 32,
         key_rotation: KeyRotation::None,
     }
+}
+
+/// The text of token `id` of every tiny model.
+pub fn token_text(id: usize) -> String {
+    format!("token {id}")
 }
 
 struct Writer {
@@ -212,6 +221,8 @@ impl Writer {
         };
         self.key(&format!("{prefix}.rope.scaling.type"), STRING, string(kind));
         self.key(&format!("{prefix}.rope.scaling.factor"), F32, factor.to_le_bytes());
+        let texts: Vec<u8> = (0..tiny.vocabulary).flat_map(|id| string(&token_text(id))).collect();
+        self.key("tokenizer.ggml.tokens", ARRAY, array(STRING, tiny.vocabulary as u64, &texts));
     }
 
     fn layer(&mut self, tiny: &Tiny, layer: usize) {
