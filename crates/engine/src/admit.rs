@@ -4,6 +4,7 @@ use std::cmp::{Ordering, Reverse};
 use std::collections::BTreeSet;
 
 use reef_kv::admission::Need;
+use reef_kv::page::PageFormat;
 use reef_kv::transfer::EmptyPages;
 
 use crate::config::AdmissionPolicy;
@@ -82,8 +83,10 @@ impl Engine {
             return Verdict::AtLimit;
         }
         let Some(displaced) = self.displaced_by(&unit) else { return Verdict::Full };
+        // What is swapped gives its memory back later: only where the first chunk need not wait for it.
+        let kind = (!self.fits_now(&unit)).then_some(PauseKind::Recompute);
         for victim in displaced {
-            self.preempt(victim, PauseReason::Priority, Some(PauseKind::Recompute));
+            self.preempt(victim, PauseReason::Priority, kind);
         }
         for id in unit {
             if !self.let_in(id) {
@@ -125,6 +128,15 @@ impl Engine {
             needs.truncate(own);
             needs.extend(inside.iter().flat_map(|id| self.needs(*id, resumes)));
         }
+    }
+
+    /// Whether the first chunks of `unit` fit in what is free or idle.
+    fn fits_now(&self, unit: &[RunId]) -> bool {
+        let tokens: usize =
+            unit.iter().map(|id| self.runs[id].remaining().min(self.chunk_tokens)).sum();
+        let accounts = self.pool.accounts();
+        let bytes = tokens * self.pool.config().bytes_per_token(PageFormat::F16);
+        bytes <= accounts.free_bytes + accounts.cached_bytes
     }
 
     fn missing_branches_of(&self, id: RunId) -> usize {

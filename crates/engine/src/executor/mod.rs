@@ -37,7 +37,7 @@ pub struct SlotWork {
     /// Pages of the sequence up to the last token's position. To be let go of before the completion is
     /// handed out: whoever changes a view that is still held copies it.
     pub view: Arc<SequenceView>,
-    /// Whether [`Executor::observe`] is asked for afterwards.
+    /// Whether [`Executor::observe_masses`] is asked for afterwards.
     pub observe: bool,
     /// Logits are wanted of `tokens[logits_from..]`; none where it equals their number.
     pub logits_from: usize,

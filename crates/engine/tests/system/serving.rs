@@ -1,7 +1,9 @@
 //! Many requests in one pool: none is lost, none is changed by the others.
 
 use reef_engine::beam::{BeamRules, BeamSearch};
+use reef_engine::event::PauseKind;
 use reef_engine::request::Branches;
+use reef_engine::store::{Fault, SimulatedSpill, SpillSize, SpillTiming};
 use reef_engine::{
     AdmissionPolicy, Engine, EngineConfig, Event, FinishReason, Outcome, PrefixSettings, Progress,
     Request, Rules, Sampling, Scheduling,
@@ -16,6 +18,11 @@ use reef_model::runner::Activations;
 
 /// Runs `requests` side by side, submitting one every other turn; outcomes in order.
 fn serve(engine: &mut Engine, requests: &[Request]) -> Vec<Outcome> {
+    serve_at(engine, requests, &mut |_| {})
+}
+
+/// The same; `clock` is told the time of each turn.
+fn serve_at(engine: &mut Engine, requests: &[Request], clock: &mut dyn FnMut(u64)) -> Vec<Outcome> {
     let mut outcomes: Vec<Option<Outcome>> = requests.iter().map(|_| None).collect();
     let (mut submitted, mut turns) = (0, 0);
     while outcomes.iter().any(Option::is_none) {
@@ -23,6 +30,7 @@ fn serve(engine: &mut Engine, requests: &[Request]) -> Vec<Outcome> {
             engine.submit(submitted as u64, requests[submitted].clone()).unwrap();
             submitted += 1;
         }
+        clock(turns * 1000);
         let progress = engine.turn(turns * 1000).unwrap();
         assert_eq!(engine.check(), [], "turn {turns}");
         for told in engine.take_events() {
@@ -108,6 +116,55 @@ fn exact_requests_are_as_if_alone() {
         println!("{seed} {:?}", engine.stats().counters);
     }
     assert!(preempted > 20, "{preempted}");
+}
+
+/// The same with a spill store that swaps whoever stands still, and sometimes fails.
+#[test]
+fn swapped_requests_are_as_if_alone_whatever_the_disk_does() {
+    let tiny =
+        Tiny { layers: 3, heads: 2, kv_heads: 1, width: 32, hidden: 32, ..Tiny::new("gemma3") };
+    let model = tiny.build();
+    let (mut swapped, mut failed) = (0, 0);
+    for seed in 0..16 {
+        let mut random = Random(seed);
+        let mut requests = requests(&mut random, 14, tiny.vocabulary);
+        for request in &mut requests {
+            request.max_tokens = Some(60 + random.below(140));
+            request.priority = random.below(4) as i32 / 3;
+        }
+        let mut alone = engine_of(&model, 8 << 20, |_| {});
+        let mut go_on = |_| std::ops::ControlFlow::Continue(());
+        let expected: Vec<_> = requests
+            .iter()
+            .map(|request| alone.generate(request, &mut go_on).unwrap().token_ids)
+            .collect();
+        let budget = (90 << 10) + random.below(120 << 10);
+        let mut engine = engine_of(&model, budget, |config| {
+            config.scheduling = Scheduling {
+                admission: AdmissionPolicy::Utilize,
+                spill_bytes_per_second: 1e12,
+                ..Scheduling::default()
+            };
+            config.prefix = (seed % 2 == 0).then(PrefixSettings::default);
+        });
+        let size = SpillSize { file_bytes: 1 << 20, slot_bytes: 4096 };
+        let timing = SpillTiming { latency_us: 500, slot_us: 300 };
+        let faulty = seed % 4 > 1;
+        let mut faults = Random(seed + 100);
+        let script = move |_| (faulty && faults.below(12) == 0).then_some(Fault::Broken);
+        let (spill, clock) = SimulatedSpill::new(size, timing, Box::new(script)).unwrap();
+        engine.set_spill(Box::new(spill));
+        let outcomes = serve_at(&mut engine, &requests, &mut |now_us| clock.advance_to(now_us));
+        for (index, (outcome, expected)) in outcomes.iter().zip(&expected).enumerate() {
+            assert_eq!(&outcome.continuations[0].token_ids, expected, "seed {seed} {index}");
+        }
+        let stats = engine.stats();
+        assert_eq!(stats.accounts.used_bytes(), stats.accounts.cached_bytes);
+        assert_eq!(stats.spill.unwrap().used_bytes, 0);
+        swapped += stats.counters.pauses(PauseKind::Swap);
+        failed += stats.counters.spill_failures;
+    }
+    assert!(swapped > 20 && failed > 5, "{swapped} {failed}");
 }
 
 /// Branches share the prompt, and each is what its seed gives alone.
