@@ -211,7 +211,7 @@ fn decode(tier: Tier, pool: &BarrierPool) {
     };
     let mut groups: Vec<_> = (0..LAYERS).flat_map(|_| LAYER.map(group)).collect();
     groups.push(vec![matrix(WeightFormat::Q8_0, HEAD.0, HEAD.1)]);
-    for m in [1, 2, 4, 8] {
+    for m in [1, 2, 4, 6, 8, 12, 16, 24, 32, 64] {
         let seconds = time_groups(tier, pool, &groups, m);
         let tokens = seconds.rate(m as f64 * 1e9);
         println!("decode m={m}: {} GB/s, {tokens} tok/s", seconds.rate(bytes(&groups)));

@@ -11,7 +11,7 @@ use reef_kernels::dispatch::Tier;
 use reef_kernels::matmul::{PackError, QuantizedRows};
 use reef_kernels::ops;
 use reef_kernels::pool::BarrierPool;
-use reef_kernels::rows::for_each_row;
+use reef_kernels::rows::for_each_light_row;
 use reef_kv::arena::Arena;
 use reef_kv::page::SequenceView;
 
@@ -257,7 +257,7 @@ impl ModelRunner {
         let ends = self.model.ends();
         let x = &self.buffers.x;
         let (tier, pool) = (self.compute.tier, &self.compute.pool);
-        for_each_row(pool, rows.len(), (&mut self.selected, width), &|i, out| {
+        for_each_light_row(pool, rows.len(), (&mut self.selected, width), &|i, out| {
             ops::rms_norm(tier, &x[rows[i] * width..][..width], &ends.norm.weight, epsilon, out);
         });
         let head = ends.head();

@@ -24,7 +24,7 @@ type Sums = [__m256i; 2];
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl MatmulTier for Avx2 {
     fn packed_rows<P: PanelFormat>() -> usize {
-        if P::LAYOUT.bits == 4 { 4 } else { 2 }
+        24
     }
 
     unsafe fn unpack<P: PanelFormat>(panel: *const u8, groups: Range<usize>, slab: &mut Slab) {
@@ -45,13 +45,14 @@ impl MatmulTier for Avx2 {
     }
     unsafe fn int8_packed<P: PanelFormat>(
         panel: *const u8,
-        groups: usize,
+        groups: Range<usize>,
         x: TileView,
+        rows: usize,
         out: &mut Accumulators,
     ) {
         unsafe {
-            in_runs!(x.width, [2 1], |first, R| {
-                int8_packed::<P, R>(panel, groups, x, first, &mut out.0[first..first + R])
+            in_runs!(rows, [6 4 3 2 1], |first, R| {
+                int8_packed::<P, R>(panel, groups.clone(), x, first, &mut out.0[first..first + R])
             });
         }
     }
@@ -180,6 +181,7 @@ unsafe fn unpack<P: PanelFormat>(panel: *const u8, groups: Range<usize>, slab: &
         // SAFETY: the group lies in the panel, the slab has room for it.
         unsafe {
             let codes = panel.add(P::LAYOUT.codes_offset(group));
+            kernel::prefetch_group::<P>(codes);
             unrolled!(step in 0..P::STEPS, {
                 for half in 0..2 {
                     let to = to.add(step * STEP_CODES + half * STEP_CODES / 2);
@@ -325,17 +327,14 @@ unsafe fn int8_rows<P: PanelFormat, const R: usize>(
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn int8_packed<P: PanelFormat, const R: usize>(
     panel: *const u8,
-    groups: usize,
+    groups: Range<usize>,
     x: TileView,
     first: usize,
     out: &mut [[f32; PANEL_ROWS]],
 ) {
     // SAFETY: the panel and the view hold `groups` groups, `out` R rows.
     unsafe {
-        for row in 0..R {
-            Avx2::store(out[row].as_mut_ptr(), Avx2::splat(0.0));
-        }
-        for group in 0..groups {
+        for group in groups {
             let planes = panel.add(P::LAYOUT.codes_offset(group));
             kernel::prefetch_group::<P>(planes);
             let codes = |step: usize, half: usize| factor_codes::<P>(planes, step, half);

@@ -16,7 +16,8 @@ use std::ops::Range;
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl MatmulTier for Avx512 {
     fn packed_rows<P: PanelFormat>() -> usize {
-        8
+        // Codes in one plane are decoded in the shadow of the products, however many rows there are.
+        if matches!(P::LAYOUT.bits, 5 | 6) { 48 } else { usize::MAX }
     }
 
     unsafe fn unpack<P: PanelFormat>(panel: *const u8, groups: Range<usize>, slab: &mut Slab) {
@@ -37,14 +38,14 @@ impl MatmulTier for Avx512 {
     }
     unsafe fn int8_packed<P: PanelFormat>(
         panel: *const u8,
-        groups: usize,
+        groups: Range<usize>,
         x: TileView,
+        rows: usize,
         out: &mut Accumulators,
     ) {
-        // All lanes of the tile at once, real rows or not: the codes are decoded once.
         unsafe {
-            in_runs!(x.width, [8 6 4 3 2 1], |first, R| {
-                int8_packed::<P, R>(panel, groups, x, first, &mut out.0[first..first + R])
+            in_runs!(rows, [12 10 8 6 4 3 2 1], |first, R| {
+                int8_packed::<P, R>(panel, groups.clone(), x, first, &mut out.0[first..first + R])
             });
         }
     }
@@ -129,6 +130,7 @@ unsafe fn unpack<P: PanelFormat>(panel: *const u8, groups: Range<usize>, slab: &
         // SAFETY: the group lies in the panel, the slab has room for it.
         unsafe {
             let codes = panel.add(P::LAYOUT.codes_offset(group));
+            kernel::prefetch_group::<P>(codes);
             unrolled!(step in 0..P::STEPS, {
                 _mm512_store_si512(to.add(step * STEP_CODES).cast(), step_codes::<P>(codes, step));
             });
@@ -238,14 +240,16 @@ unsafe fn int8_rows<P: PanelFormat, const R: usize>(
     }
 }
 
-/// `R` rows from row `first` of a tile times a packed panel.
+/// `R` rows from row `first` of a tile times a packed panel. Few rows take two chains of integer sums to
+/// hide the latency of `vpdpbusd`; they are exact, so their order is free. Twelve rows take one, and 28
+/// registers.
 ///
 /// # Safety
 /// See [`MatmulTier::int8_packed`]; `out` holds R rows.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 unsafe fn int8_packed<P: PanelFormat, const R: usize>(
     panel: *const u8,
-    groups: usize,
+    groups: Range<usize>,
     x: TileView,
     first: usize,
     out: &mut [[f32; PANEL_ROWS]],
@@ -253,18 +257,21 @@ unsafe fn int8_packed<P: PanelFormat, const R: usize>(
     // SAFETY: the panel and the view hold `groups` groups, `out` R rows.
     unsafe {
         let mut floats = [_mm512_setzero_ps(); R];
-        for group in 0..groups {
+        for row in 0..R {
+            floats[row] = _mm512_loadu_ps(out[row].as_ptr());
+        }
+        for group in groups {
             let codes = panel.add(P::LAYOUT.codes_offset(group));
             kernel::prefetch_group::<P>(codes);
             let x_codes = x.codes.add((group * P::STEPS * x.width + first) * 4);
-            // Two chains: the sums are exact, so their order is free.
+            let two_chains = R < 8;
             let mut chains = [[_mm512_setzero_si512(); R]; 2];
             for row in 0..R {
                 chains[0][row] = first_sums::<P>(&x, group, first + row);
             }
             unrolled!(step in 0..P::STEPS, {
                 let codes = step_codes::<P>(codes, step);
-                let sums = &mut chains[step % 2];
+                let sums = &mut chains[if two_chains { step % 2 } else { 0 }];
                 for row in 0..R {
                     let x = splat_step(x_codes.add((step * x.width + row) * 4));
                     sums[row] = _mm512_dpbusd_epi32(sums[row], codes, x);
@@ -272,7 +279,10 @@ unsafe fn int8_packed<P: PanelFormat, const R: usize>(
             });
             let side = scales_and_minima::<Avx512, P>(panel, group);
             for row in 0..R {
-                let sums = _mm512_add_epi32(chains[0][row], chains[1][row]);
+                let mut sums = chains[0][row];
+                if two_chains {
+                    sums = _mm512_add_epi32(sums, chains[1][row]);
+                }
                 floats[row] = add_group::<P>(floats[row], sums, side, &x, group, first + row);
             }
         }

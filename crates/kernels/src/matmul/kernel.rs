@@ -88,7 +88,7 @@ pub(super) struct Accumulators(pub [[f32; PANEL_ROWS]; TILE_ROWS]);
 /// valid for the k named.
 pub(super) trait MatmulTier: Simd {
     /// Up to this many rows codes go from the packed panel to registers; beyond, unpacking to memory
-    /// first is cheaper than to decode for every few rows again.
+    /// first is cheaper than to decode for every tile again.
     fn packed_rows<P: PanelFormat>() -> usize;
 
     /// Unpacks `groups` groups into a slab; a tier may take the offset of
@@ -108,13 +108,15 @@ pub(super) trait MatmulTier: Simd {
         out: &mut Accumulators,
     );
 
-    /// All rows of a tile (at most `packed_rows`) times a whole panel, straight from the packed bits.
+    /// Adds the panel's `groups` to `rows` accumulators, straight from the packed bits; `x` starts at
+    /// k = 0.
     /// # Safety
-    /// See the trait.
+    /// See the trait; `rows` is at most the view's width.
     unsafe fn int8_packed<P: PanelFormat>(
         panel: *const u8,
-        groups: usize,
+        groups: Range<usize>,
         x: TileView,
+        rows: usize,
         out: &mut Accumulators,
     );
 
@@ -154,37 +156,7 @@ pub(super) unsafe fn int8_panels<T: MatmulTier>(
 ) {
     // SAFETY: the caller's promises; the shapes were checked by `matmul`.
     unsafe {
-        with_panel_format!(weights.format(), P => {
-            if x.rows() <= T::packed_rows::<P>() {
-                int8_few_rows::<T, P>(weights, panels, x, out);
-            } else {
-                int8_blocks::<T, P>(weights, panels, x, out);
-            }
-        });
-    }
-}
-
-/// Decode: weights go from memory to registers and nowhere else.
-///
-/// # Safety
-/// As [`int8_panels`].
-unsafe fn int8_few_rows<T: MatmulTier, P: PanelFormat>(
-    weights: &PackedMatrix,
-    panels: Range<usize>,
-    x: &QuantizedRows,
-    out: &Output,
-) {
-    let groups = weights.cols() / P::LAYOUT.group;
-    let tile = x.tile(0, 0);
-    let mut sums = Accumulators([[0.0; PANEL_ROWS]; TILE_ROWS]);
-    for panel in panels {
-        // SAFETY: the panel holds all groups, x one tile of the same k; the columns are ours.
-        unsafe {
-            T::int8_packed::<P>(weights.panel(panel).as_ptr(), groups, tile, &mut sums);
-            for row in 0..x.rows() {
-                out.store(row, panel, &sums.0[row]);
-            }
-        }
+        with_panel_format!(weights.format(), P => int8_blocks::<T, P>(weights, panels, x, out));
     }
 }
 
@@ -199,6 +171,7 @@ unsafe fn int8_blocks<T: MatmulTier, P: PanelFormat>(
     let (width, cols) = (x.tile_width(), weights.cols());
     let tiles = x.rows().div_ceil(width);
     let tiles_per_block = (BLOCK_BYTES / (width * cols)).max(4);
+    let packed = x.rows() <= T::packed_rows::<P>();
     let mut slab = MaybeUninit::<Slab>::uninit();
     // SAFETY: a Slab is made of MaybeUninit.
     let slab = unsafe { slab.assume_init_mut() };
@@ -211,13 +184,20 @@ unsafe fn int8_blocks<T: MatmulTier, P: PanelFormat>(
                 let groups = first_k / P::LAYOUT.group..last_k / P::LAYOUT.group;
                 // SAFETY: the groups lie in the panel and fit the slab; tiles and columns exist.
                 unsafe {
-                    T::unpack::<P>(bytes, groups.clone(), slab);
+                    if !packed {
+                        T::unpack::<P>(bytes, groups.clone(), slab);
+                    }
                     for tile in block.clone() {
-                        let view = x.tile(tile, first_k);
                         let rows = width.min(x.rows() - tile * width);
                         let place = Place { first_row: tile * width, rows, panel };
                         place.add(out, first_k == 0, |sums| {
-                            T::int8_tile::<P>(slab, groups.len(), view, rows, sums);
+                            if packed {
+                                let view = x.tile(tile, 0);
+                                T::int8_packed::<P>(bytes, groups.clone(), view, rows, sums);
+                            } else {
+                                let view = x.tile(tile, first_k);
+                                T::int8_tile::<P>(slab, groups.len(), view, rows, sums);
+                            }
                         });
                     }
                 }

@@ -222,7 +222,12 @@ impl Output {
         // SAFETY: as the caller says.
         unsafe {
             let (place, count) = self.place(row, panel);
-            place.copy_from_nonoverlapping(sums.as_ptr(), count);
+            if count == PANEL_ROWS {
+                // One vector, not a call.
+                place.cast::<[f32; PANEL_ROWS]>().write_unaligned(*sums);
+            } else {
+                place.copy_from_nonoverlapping(sums.as_ptr(), count);
+            }
         }
     }
 

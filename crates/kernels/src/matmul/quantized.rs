@@ -169,13 +169,7 @@ impl QuantizedRows {
     fn shape(&mut self, rows: usize, cols: usize) {
         self.rows = rows;
         self.cols = cols;
-        self.width = match rows {
-            0..=1 => 1,
-            2..=4 => rows,
-            5..=6 => 6,
-            7..=8 => 8,
-            _ => TILE_ROWS,
-        };
+        self.width = tile_width(rows);
         let values = rows.next_multiple_of(self.width) * cols;
         self.codes.resize(values, 0);
         self.scales.resize(values / 32, 0.0);
@@ -193,6 +187,16 @@ impl QuantizedRows {
         self.scaled_sums[values / 32..].fill(0.0);
         self.negative_sums[values / 32..].fill(0);
         self.negative_half_sums[values / 16..].fill(0);
+    }
+}
+
+/// Rows per tile: of the fewest tiles, evenly filled, the next width that there are kernels for.
+fn tile_width(rows: usize) -> usize {
+    let tiles = rows.div_ceil(TILE_ROWS).max(1);
+    match rows.div_ceil(tiles) {
+        0..=1 => 1,
+        few @ 2..=4 => few,
+        many => many.next_multiple_of(2),
     }
 }
 
@@ -286,8 +290,11 @@ impl Target {
     #[inline(always)]
     unsafe fn fill_group(&self, row: usize, group: usize, scale: f32, codes: &[i8; GROUP]) {
         let (tile, lane) = (row / self.width, row % self.width);
-        let sum = |codes: &[i8]| codes.iter().map(|code| i32::from(*code)).sum::<i32>();
-        let halves = [sum(&codes[..16]), sum(&codes[16..])];
+        // A plain loop of known length is inlined and takes the tier's vectors; an iterator's sum is not.
+        let mut halves = [0_i32; 2];
+        for (at, code) in codes.iter().enumerate() {
+            halves[at / (GROUP / 2)] += i32::from(*code);
+        }
         let index = tile * self.cols / GROUP + group;
         let at = index * self.width + lane;
         // SAFETY: indices of this row, inside the shaped buffers.

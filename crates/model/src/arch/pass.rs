@@ -12,7 +12,7 @@ use reef_kernels::matmul::QuantizedRows;
 use reef_kernels::ops;
 use reef_kernels::page::store::{NewTokens, store_tokens};
 use reef_kernels::pool::BarrierPool;
-use reef_kernels::rows::{for_each_row, for_each_row_pair};
+use reef_kernels::rows::{for_each_light_row, for_each_row, for_each_row_pair};
 use reef_kv::arena::Arena;
 
 /// Shapes that the verbs need, fixed per model.
@@ -151,7 +151,7 @@ impl<'a> Pass<'a> {
         let (tier, width, epsilon) = (self.compute.tier, self.shape.width, self.shape.norm_epsilon);
         let x = &self.buffers.x;
         let out = (&mut self.buffers.normed[..], width);
-        for_each_row(&self.compute.pool, self.rows, out, &|row, out| {
+        for_each_light_row(&self.compute.pool, self.rows, out, &|row, out| {
             ops::rms_norm(tier, &x[row * width..][..width], &norm.weight, epsilon, out);
         });
     }
@@ -331,7 +331,7 @@ impl<'a> Pass<'a> {
     pub fn norm_delta(&mut self, norm: &Norm) {
         let (tier, epsilon) = (self.compute.tier, self.shape.norm_epsilon);
         let delta = (&mut self.buffers.delta[..], self.shape.width);
-        for_each_row(&self.compute.pool, self.rows, delta, &|_, row| {
+        for_each_light_row(&self.compute.pool, self.rows, delta, &|_, row| {
             ops::rms_norm_in_place(tier, row, &norm.weight, epsilon);
         });
     }
@@ -341,7 +341,7 @@ impl<'a> Pass<'a> {
         let width = self.shape.width;
         let (tier, delta) = (self.compute.tier, &self.buffers.delta);
         let x = (&mut self.buffers.x[..], width);
-        for_each_row(&self.compute.pool, self.rows, x, &|row, x| {
+        for_each_light_row(&self.compute.pool, self.rows, x, &|row, x| {
             ops::add(tier, x, &delta[row * width..][..width]);
         });
     }
