@@ -16,6 +16,7 @@ use crate::load::{ModelArgs, cpu_tier, open, parse_kv_format};
 use crate::memory;
 use crate::output::{WrongArguments, note, print_json, print_line};
 use crate::peer::{Kind, Peer, Test};
+use crate::workload::{self, Workload};
 
 /// Measure prefill and decode speed, also beside a peer engine
 #[derive(clap::Args)]
@@ -46,6 +47,9 @@ pub struct Args {
     /// Run a peer too: the path of a llama-bench, or `llama-cpp-python`
     #[arg(long, value_name = "PEER")]
     peer: Option<String>,
+    /// Measure what many requests at once experience, in place of the tests above
+    #[arg(long, value_name = "WORKLOAD", conflicts_with = "peer")]
+    workload: Option<Workload>,
 }
 
 /// One line of the table.
@@ -59,6 +63,10 @@ struct Row {
 /// Runs `reef bench`.
 pub fn run(args: Args) -> anyhow::Result<()> {
     check(&args)?;
+    if let Some(workload) = args.workload {
+        let (threads, as_json) = (args.common.threads(), args.common.json);
+        return workload::run(workload, &args.model, threads, args.repetitions, as_json);
+    }
     let path = args.model.path()?;
     let threads = args.common.threads();
     let mut runner = args.model.runner(&open(&path)?, threads)?;

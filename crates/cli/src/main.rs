@@ -18,6 +18,7 @@ mod serving_args;
 mod signals;
 mod sizes;
 mod tokenize;
+mod workload;
 
 use std::process::ExitCode;
 

@@ -4,7 +4,9 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use reef_engine::Engine;
-use reef_engine::speculate::{DraftModel, DraftModelOptions, Drafter, Ngram, RunKey};
+use reef_engine::speculate::{
+    DraftModel, DraftModelOptions, Drafter, LEAST_PROBABILITY, Ngram, RunKey,
+};
 use reef_engine::store::{SpillFile, SpillSize};
 use reef_kv::page::PageFormat;
 use reef_model::gguf::Gguf;
@@ -81,7 +83,13 @@ fn draft_model(
     let tokens = DRAFT_TOKENS.min(spec.trained_context.saturating_mul(4));
     let bytes = spec.bytes_per_token(PageFormat::F16, block_size) * tokens as f64;
     let budget_bytes = bytes as usize + (4 << 20);
-    let options = DraftModelOptions { threads, tier: cpu_tier()?, block_size, budget_bytes };
+    let options = DraftModelOptions {
+        threads,
+        tier: cpu_tier()?,
+        block_size,
+        budget_bytes,
+        least_probability: LEAST_PROBABILITY,
+    };
     let loaded = DraftModel::load(gguf, tokenizer.vocabulary(), options);
     loaded.map_err(|error| WrongArguments(error.to_string()).into())
 }

@@ -137,6 +137,11 @@ impl Engine {
         }
     }
 
+    /// Runs that take part in steps.
+    pub fn running(&self) -> usize {
+        self.running.len()
+    }
+
     /// The limits on running sequences as they are now.
     pub fn ceilings(&self) -> Ceilings {
         let scheduling = &self.config.scheduling;
