@@ -432,7 +432,12 @@ fn see(event: &'static str, times: usize) {
 
 /// Runs `cases` x 250 random operations, `sharing` in ten of sharing; each of `events` must happen.
 fn run_cases(cases: u32, sharing: u32, events: &[&'static str]) {
-    let config = ProptestConfig { cases, failure_persistence: None, ..Default::default() };
+    let config = ProptestConfig {
+        cases,
+        failure_persistence: None,
+        max_shrink_iters: 1000,
+        ..Default::default()
+    };
     // Each run sees the same cases, so that none fails now and then.
     let random = TestRng::deterministic_rng(RngAlgorithm::ChaCha);
     let strategy = (pool(), operations(sharing));
@@ -469,6 +474,7 @@ fn sharing_changes_nobody_elses_bytes() {
         "copied rows",
         "given back from the index",
         "name lost by a drop",
+        "re-encoded shared block",
         "came back",
         "came back with gaps",
         "came back lossy",

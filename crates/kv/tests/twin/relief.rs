@@ -27,7 +27,8 @@ impl Simulation {
         if !done {
             return;
         }
-        if !self.all_movable() {
+        // Pinned pages neither move nor give way.
+        if !self.pins.is_empty() {
             return;
         }
         if plan.shortage.is_some() {
@@ -120,7 +121,7 @@ impl Simulation {
                 // Room that refused pages did not make may be missing.
                 let promised = outcome.unfinished_blocks == 0
                     || outcome.refused_pages > 0
-                    || !self.all_movable();
+                    || !self.pins.is_empty();
                 assert!(promised, "a plan found no room");
                 see("relief", 1);
                 see("dropped block", outcome.dropped_blocks);
@@ -175,6 +176,8 @@ impl Simulation {
         let now = shown(sequence)[&at].clone();
         let before = twin.blocks[&at].borrow().clone();
         let mut after = before.clone();
+        let shared = self.holders(&twin.blocks[&at]) > 1;
+        see("re-encoded shared block", usize::from(shared && now != before.layers));
         for (layer, format) in after.layers.iter_mut().enumerate() {
             let Some(from) = *format else { continue };
             let nan = has_nan(stamp(value, group, layer)) && from == PageFormat::F16;

@@ -327,15 +327,6 @@ impl Simulation {
             assert_eq!(self.pool.cached(name.block), Some(state));
         }
     }
-
-    /// Whether every page is of a block that one sequence alone holds: then relief can move and free all it
-    /// counts on.
-    pub fn all_movable(&self) -> bool {
-        let alone = |block: &Shared| self.holders(block) == 1;
-        let mut blocks = self.sequences.iter().flat_map(|(_, twin)| twin.blocks.values());
-        let idle = self.names.iter().any(|name| self.holders(&name.twin) == 0);
-        self.pins.is_empty() && !idle && blocks.all(alone)
-    }
 }
 
 /// Whether a later query may attend a token of the block at `first`.
