@@ -25,7 +25,7 @@ impl Executor for Instantly {
     }
 
     fn costs(&self) -> StepCosts {
-        StepCosts { base_us: 2100.0, row_us: 300.0, prefill_token_us: 520.0 }
+        reef_engine::executor::inline::ASSUMED_COSTS
     }
 
     fn submit(&mut self, work: StepWork) -> Result<(), ExecutorDead> {

@@ -109,12 +109,13 @@ impl Engine {
         let own = needs.len();
         needs.extend(inside.iter().flat_map(|id| self.needs(*id, resumes)));
         let priority = live.request.priority;
+        let most_running = self.most_running().max(slots);
         let mut displaced = Vec::new();
         loop {
             let taken: usize = inside.iter().map(|id| 1 + self.missing_branches_of(*id)).sum();
             // Alone it fits: that was checked when it came.
             let fits = inside.is_empty() || self.pool.fits_together(needs.iter().copied());
-            if fits && taken + slots <= self.most_running().max(slots) {
+            if fits && taken + slots <= most_running {
                 return Some(displaced);
             }
             let last = *inside.last()?;

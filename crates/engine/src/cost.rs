@@ -13,6 +13,15 @@ const OUTLIER_FACTOR: f64 = 3.0;
 pub(crate) struct StepRows {
     pub decode: usize,
     pub prefill: usize,
+    /// Tokens attended, summed over all rows.
+    pub context: usize,
+}
+
+impl StepRows {
+    /// `rows` decode rows and no others, each behind `context` tokens.
+    pub(crate) fn decode(rows: usize, context: usize) -> StepRows {
+        StepRows { decode: rows, prefill: 0, context: rows * context }
+    }
 }
 
 /// Running estimates. Their inputs are events (what the executor and the spill store measured), so that a
@@ -35,25 +44,32 @@ impl CostModel {
 
     /// Microseconds of a step.
     pub(crate) fn step_us(&self, rows: StepRows) -> f64 {
-        let StepCosts { base_us, row_us, prefill_token_us } = self.costs;
+        let StepCosts { base_us, row_us, prefill_token_us, context_us } = self.costs;
         base_us
             + row_us * rows.decode.saturating_sub(1) as f64
             + prefill_token_us * rows.prefill as f64
+            + context_us * rows.context as f64
     }
 
-    /// Prefill tokens that a step of `decode` rows takes beside them within `limit_us`.
-    pub(crate) fn prefill_tokens(&self, decode: usize, limit_us: f64) -> usize {
-        let left = limit_us - self.step_us(StepRows { decode, prefill: 0 });
-        (left / self.costs.prefill_token_us.max(1e-3)).max(0.0) as usize
+    /// Prefill tokens behind `position` tokens that take `left_us`.
+    pub(crate) fn prefill_tokens(&self, position: usize, left_us: f64) -> usize {
+        let StepCosts { prefill_token_us, context_us, .. } = self.costs;
+        let tokens =
+            |behind: f64| left_us.max(0.0) / (prefill_token_us + context_us * behind).max(1e-3);
+        // Each attends the ones before it in the chunk too.
+        let most = tokens(position as f64);
+        tokens(position as f64 + most / 2.0) as usize
     }
 
-    /// Learns from a step that took `elapsed_us`: all three costs move by the ratio that it took.
+    /// Learns from a step that took `elapsed_us`: the costs that made up most of it move by the ratio.
     pub(crate) fn learn_step(&mut self, rows: StepRows, elapsed_us: u64) {
         let expected = self.step_us(rows).max(1.0);
         let ratio = (elapsed_us as f64 / expected).clamp(1.0 / OUTLIER_FACTOR, OUTLIER_FACTOR);
         let factor = 1.0 + LEARNING_RATE * (ratio - 1.0);
-        let StepCosts { base_us, row_us, prefill_token_us } = &mut self.costs;
-        if rows.prefill > rows.decode {
+        let StepCosts { base_us, row_us, prefill_token_us, context_us } = &mut self.costs;
+        if *context_us * rows.context as f64 > expected / 2.0 {
+            *context_us *= factor;
+        } else if rows.prefill > rows.decode {
             *prefill_token_us *= factor;
         } else {
             *base_us *= factor;
@@ -76,20 +92,25 @@ impl CostModel {
 
     /// Microseconds to compute `tokens` again.
     pub(crate) fn recompute_us(&self, tokens: usize) -> f64 {
-        self.costs.prefill_token_us * tokens as f64
+        let context = tokens * tokens / 2;
+        self.costs.prefill_token_us * tokens as f64 + self.costs.context_us * context as f64
     }
 
-    /// Decode rows at which the arithmetic of the rows takes as long as reading the weights: the ridge of
-    /// the roofline. Beyond it more rows bring less and less.
-    pub(crate) fn ridge_rows(&self) -> usize {
-        let StepCosts { base_us, row_us, .. } = self.costs;
-        ((base_us / row_us.max(1e-3)) as usize).max(1)
+    /// Decode rows, each behind `context` tokens, that take `multiple` times as long as reading the weights
+    /// does. Where that is once, it is the ridge of the roofline; beyond it more rows bring less and less.
+    pub(crate) fn ridge_rows(&self, context: f64, multiple: f64) -> usize {
+        ((multiple * self.costs.base_us / self.each_us(context)) as usize).max(1)
     }
 
-    /// Decode rows at which a step takes `limit_us`; at least 1.
-    pub(crate) fn rows_within(&self, limit_us: f64) -> usize {
-        let StepCosts { base_us, row_us, .. } = self.costs;
-        1 + ((limit_us - base_us) / row_us.max(1e-3)).max(0.0) as usize
+    /// Decode rows, each behind `context` tokens, at which a step takes `limit_us`; at least 1.
+    pub(crate) fn rows_within(&self, context: f64, limit_us: f64) -> usize {
+        let left_us = limit_us - self.costs.base_us + self.costs.row_us;
+        ((left_us / self.each_us(context)).max(0.0) as usize).max(1)
+    }
+
+    /// Microseconds of a decode row behind `context` tokens.
+    fn each_us(&self, context: f64) -> f64 {
+        (self.costs.row_us + self.costs.context_us * context).max(1e-3)
     }
 }
 
@@ -98,32 +119,43 @@ mod tests {
     use super::*;
 
     fn model() -> CostModel {
-        let costs = StepCosts { base_us: 2000.0, row_us: 250.0, prefill_token_us: 500.0 };
+        let costs =
+            StepCosts { base_us: 2000.0, row_us: 250.0, prefill_token_us: 500.0, context_us: 0.5 };
         CostModel::new(costs, 1e9)
     }
 
     #[test]
     fn estimates_follow_the_formula() {
         let model = model();
-        assert_eq!(model.step_us(StepRows { decode: 9, prefill: 0 }), 4000.0);
-        assert_eq!(model.prefill_tokens(9, 8000.0), 8);
-        assert_eq!(model.prefill_tokens(9, 100.0), 0);
-        assert_eq!(model.ridge_rows(), 8);
-        assert_eq!(model.rows_within(4000.0), 9);
-        assert_eq!(model.rows_within(1.0), 1);
+        assert_eq!(model.step_us(StepRows::decode(9, 0)), 4000.0);
+        assert_eq!(model.step_us(StepRows::decode(9, 1000)), 8500.0);
+        assert_eq!(model.prefill_tokens(0, 4000.0), 7);
+        assert_eq!(model.prefill_tokens(3000, 4000.0), 1);
+        assert_eq!(model.prefill_tokens(0, -100.0), 0);
+        assert_eq!(model.ridge_rows(0.0, 1.0), 8);
+        assert_eq!(model.ridge_rows(1500.0, 4.0), 8);
+        assert_eq!(model.rows_within(0.0, 4000.0), 9);
+        assert_eq!(model.rows_within(1000.0, 4000.0), 3);
+        assert_eq!(model.rows_within(0.0, 1.0), 1);
         assert_eq!(model.swap_us(1_000_000), 2000.0);
-        assert_eq!(model.recompute_us(4), 2000.0);
+        assert_eq!(model.recompute_us(4), 2004.0);
     }
 
     #[test]
     fn measurements_move_estimates_slowly_and_not_without_bound() {
         let mut model = model();
+        let one = StepRows::decode(1, 0);
         for _ in 0..200 {
-            model.learn_step(StepRows { decode: 1, prefill: 0 }, 4000);
+            model.learn_step(one, 4000);
         }
-        assert!((3900.0..4001.0).contains(&model.step_us(StepRows { decode: 1, prefill: 0 })));
-        model.learn_step(StepRows { decode: 1, prefill: 0 }, 4_000_000);
+        assert!((3900.0..4001.0).contains(&model.step_us(one)));
+        model.learn_step(one, 4_000_000);
         assert!(model.costs().base_us < 4500.0);
+        let deep = StepRows { decode: 4, prefill: 16, context: 16 * 4000 };
+        let before = model.costs();
+        model.learn_step(deep, 80_000);
+        assert!(model.costs().context_us > before.context_us);
+        assert_eq!(model.costs().prefill_token_us, before.prefill_token_us);
         model.learn_spill(1_000_000, 2000);
         assert!(model.swap_us(1_000_000) > 2000.0);
     }

@@ -265,13 +265,9 @@ impl Engine {
     fn begin_step(&mut self, plan: Vec<Planned>) -> Result<bool, EngineError> {
         let mut work = StepWork { step: self.step, slots: Vec::with_capacity(plan.len()) };
         let mut entries = Vec::with_capacity(plan.len());
-        let mut rows = StepRows::default();
+        let rows = self.rows_of(&plan);
         for planned in plan {
             let Some(slot) = self.slot_work(&planned) else { continue };
-            match planned.tokens {
-                1 => rows.decode += planned.rows(),
-                _ => rows.prefill += planned.rows(),
-            }
             let tenant = self.tenant_and_priority(planned.run).0;
             self.share.charge(tenant, planned.rows());
             let (key, logits_from) = (slot.key, slot.logits_from);

@@ -52,7 +52,7 @@ impl Engine {
         if !self.fits_without(plan, last, tokens) {
             return None;
         }
-        let rows = crate::cost::StepRows { decode: plan.len(), prefill: 0 };
+        let rows = self.rows_of(plan);
         Some(tokens as f64 * self.cost.step_us(rows))
     }
 

@@ -5,14 +5,13 @@
 
 use std::cmp::Reverse;
 
-use crate::cost::StepRows;
+use crate::cost::{CostModel, StepRows};
 use crate::engine::Engine;
 use crate::run::{Run, RunId};
 use crate::speculate::{Room, RunKey};
 
-/// Prefill tokens of a step at least, as long as anything is to be prefilled: otherwise steps with many
-/// decodes would starve it.
-const LEAST_PREFILL_TOKENS: usize = 16;
+/// Prompt tokens of a chunk whose logits are all wanted: they are kept side by side.
+const LOGITS_TOKENS: usize = 16;
 
 /// One run's part of the next step.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,6 +32,26 @@ impl Planned {
     }
 }
 
+/// What a step has left for prefill.
+struct Budget {
+    tokens: usize,
+    us: f64,
+}
+
+impl Budget {
+    /// Takes out of it what a chunk of at most `most` tokens behind `position` may have: at least one token
+    /// for the first, or a step with many decodes would starve it.
+    fn take(&mut self, cost: &CostModel, position: usize, most: usize, first: bool) -> usize {
+        let in_time = cost.prefill_tokens(position, self.us).max(usize::from(first));
+        let tokens = most.min(self.tokens).min(in_time);
+        self.tokens -= tokens;
+        let context = tokens * (position + tokens / 2);
+        let chunk = StepRows { decode: 1, prefill: tokens, context };
+        self.us -= cost.step_us(chunk) - cost.step_us(StepRows::decode(1, 0));
+        tokens
+    }
+}
+
 impl Engine {
     /// The next step as it should be; memory may change it.
     pub(crate) fn schedule(&mut self) -> Vec<Planned> {
@@ -49,13 +68,15 @@ impl Engine {
                 .unwrap_or(std::cmp::Ordering::Equal)
         });
         let mut left = self.prefill_budget(&plan, &prefilling);
+        let decodes = plan.len();
         for id in prefilling {
             let run = &self.runs[&id];
-            let tokens = run.remaining().min(self.most_chunk_tokens(run)).min(left);
+            let most = run.remaining().min(self.most_chunk_tokens(run));
+            let first = plan.len() == decodes;
+            let tokens = left.take(&self.cost, run.computed(), most, first);
             if tokens == 0 {
                 break;
             }
-            left -= tokens;
             plan.push(Planned { run: id, request: run.request, tokens, drafts: Vec::new() });
         }
         plan
@@ -71,24 +92,38 @@ impl Engine {
         (Reverse(request.priority), self.share.time(request.tenant), run.admitted)
     }
 
-    /// Prefill tokens of the next step. Who decodes at the same or a higher priority than the first of
-    /// `prefilling` is not to wait much longer for its token than without.
-    fn prefill_budget(&self, plan: &[Planned], prefilling: &[RunId]) -> usize {
-        let Some(first) = prefilling.first() else { return 0 };
+    /// What the next step has left for prefill. Who decodes at the same or a higher priority than the
+    /// first of `prefilling` is not to wait much longer for its token than without.
+    fn prefill_budget(&self, plan: &[Planned], prefilling: &[RunId]) -> Budget {
         let scheduling = &self.config.scheduling;
+        let tokens = scheduling.chunk_tokens;
+        let Some(first) = prefilling.first() else { return Budget { tokens, us: 0.0 } };
         if plan.is_empty() {
-            return scheduling.chunk_tokens;
+            return Budget { tokens, us: f64::INFINITY };
         }
-        let rows = plan.iter().map(Planned::rows).sum();
-        let alone_us = self.cost.step_us(StepRows { decode: rows, prefill: 0 });
+        let alone_us = self.cost.step_us(self.rows_of(plan));
         let priority = self.priority(*first);
         let limit_us = scheduling.step_limit_us as f64;
         let limit_us = match plan.iter().any(|planned| self.priority(planned.run) >= priority) {
             true => limit_us.min(alone_us * scheduling.gap_factor),
             false => limit_us,
         };
-        let tokens = self.cost.prefill_tokens(rows, limit_us);
-        tokens.clamp(LEAST_PREFILL_TOKENS, scheduling.chunk_tokens)
+        Budget { tokens, us: limit_us - alone_us }
+    }
+
+    /// The rows of a step, for the estimate of its time.
+    pub(crate) fn rows_of(&self, plan: &[Planned]) -> StepRows {
+        let mut rows = StepRows::default();
+        for planned in plan {
+            let of_run = planned.rows();
+            match planned.tokens {
+                1 => rows.decode += of_run,
+                _ => rows.prefill += of_run,
+            }
+            let run = &self.runs[&planned.run];
+            rows.context += of_run * (run.sequence.kept_tokens() + of_run / 2);
+        }
+        rows
     }
 
     pub(crate) fn priority(&self, id: RunId) -> i32 {
@@ -104,7 +139,7 @@ impl Engine {
         let untold = live.prompt_told.saturating_sub(run.computed());
         let of_logits = match live.request.prompt_logprobs {
             Some(_) if untold > 0 => untold,
-            Some(_) => LEAST_PREFILL_TOKENS,
+            Some(_) => LOGITS_TOKENS,
             None => usize::MAX,
         };
         self.chunk_tokens.min(most).min(of_logits).max(1)

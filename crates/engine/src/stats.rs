@@ -101,7 +101,8 @@ pub struct Ceilings {
     pub binding: Ceiling,
 }
 
-/// Beyond this many times the ridge of the roofline, doubling the rows brings less than a tenth.
+/// Rows that take so many times as long as reading the weights get 8 of 9 parts of the most that any number
+/// of rows could.
 pub const RIDGE_MULTIPLE: usize = 8;
 
 /// A look at the engine.
@@ -144,10 +145,8 @@ impl Engine {
 
     /// The limits on running sequences as they are now.
     pub fn ceilings(&self) -> Ceilings {
-        let scheduling = &self.config.scheduling;
-        let ridge = self.cost.ridge_rows() * RIDGE_MULTIPLE;
-        let latency = scheduling.latency_target_us.map(|us| self.cost.rows_within(us as f64));
-        let (kv, configured) = (self.kv_ceiling(), scheduling.max_running);
+        let (ridge, latency) = self.compute_ceilings();
+        let (kv, configured) = (self.kv_ceiling(), self.config.scheduling.max_running);
         let all = [
             (kv, Ceiling::Kv),
             (ridge, Ceiling::Ridge),
@@ -157,6 +156,21 @@ impl Engine {
         let least = all.into_iter().min_by_key(|(limit, _)| *limit);
         let binding = least.map_or(Ceiling::Configured, |(_, binding)| binding);
         Ceilings { kv, ridge, latency, configured, binding }
+    }
+
+    /// Rows at the ridge, and within the latency aimed at, behind as many tokens as the requests known will
+    /// have on average.
+    fn compute_ceilings(&self) -> (usize, Option<usize>) {
+        let lengths = self.requests.values().map(|live| {
+            let generated =
+                live.request.max_tokens.map_or(self.expected_tokens, |most| most as f64);
+            live.request.prompt.len() as f64 + generated / 2.0
+        });
+        let (sum, count) = lengths.fold((0.0, 0.0), |(sum, n), length| (sum + length, n + 1.0));
+        let context = if count > 0.0 { sum / count } else { self.expected_tokens };
+        let ridge = self.cost.ridge_rows(context, RIDGE_MULTIPLE as f64);
+        let target = self.config.scheduling.latency_target_us;
+        (ridge, target.map(|us| self.cost.rows_within(context, us as f64)))
     }
 
     /// Runs like the mean of those known that the pool holds at their floors.
@@ -172,9 +186,8 @@ impl Engine {
 
     /// Sequences that may run at once; memory is counted apart.
     pub(crate) fn most_running(&self) -> usize {
-        let scheduling = &self.config.scheduling;
-        let ridge = self.cost.ridge_rows() * RIDGE_MULTIPLE;
-        let latency = scheduling.latency_target_us.map(|us| self.cost.rows_within(us as f64));
-        ridge.min(latency.unwrap_or(usize::MAX)).min(scheduling.max_running).max(1)
+        let (ridge, latency) = self.compute_ceilings();
+        let most = self.config.scheduling.max_running;
+        ridge.min(latency.unwrap_or(usize::MAX)).min(most).max(1)
     }
 }

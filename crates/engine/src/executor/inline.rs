@@ -14,7 +14,7 @@ use crate::observe::{KeyObserver, observe_masses};
 
 /// Costs where nothing was measured: those of SmolLM2 on two cores, in microseconds.
 pub const ASSUMED_COSTS: StepCosts =
-    StepCosts { base_us: 2100.0, row_us: 300.0, prefill_token_us: 520.0 };
+    StepCosts { base_us: 2100.0, row_us: 300.0, prefill_token_us: 450.0, context_us: 0.54 };
 
 /// A model and the pool whose pages it reads and writes.
 pub struct ModelWorker {

@@ -125,16 +125,19 @@ pub struct ExecutorFacts {
     pub trained_context: usize,
 }
 
-/// What one step costs, as measured: `step_us = base_us + prefill tokens / prefill rate + decode rows x
-/// row_us`. An input to the engine's decisions, recorded in its log.
+/// What one step costs, as measured: `step_us = base_us + (decode rows - 1) x row_us + prefill tokens x
+/// prefill_token_us + context_us x (tokens attended, summed over all rows)`. An input to the engine's
+/// decisions, recorded in its log.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepCosts {
     /// Microseconds of a step of one decode row, weights read once.
     pub base_us: f64,
     /// Microseconds that each further decode row adds.
     pub row_us: f64,
-    /// Microseconds that each prefill token adds.
+    /// Microseconds that each prefill token adds, attention apart.
     pub prefill_token_us: f64,
+    /// Microseconds that a row takes to attend one token.
+    pub context_us: f64,
 }
 
 /// Computes steps, one at a time.

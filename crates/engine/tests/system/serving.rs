@@ -164,7 +164,7 @@ fn swapped_requests_are_as_if_alone_whatever_the_disk_does() {
         swapped += stats.counters.pauses(PauseKind::Swap);
         failed += stats.counters.spill_failures;
     }
-    assert!(swapped > 20 && failed > 5, "{swapped} {failed}");
+    assert!(swapped > 12 && failed > 5, "{swapped} {failed}");
 }
 
 /// Branches share the prompt, and each is what its seed gives alone.
