@@ -77,8 +77,21 @@ impl BlockRecord {
 
     /// The strictest contract that may use it: the worst of its pages and of what they were made from.
     pub(crate) fn fidelity(&self) -> Fidelity {
-        let formats = self.pages.iter().flatten().map(|page| Fidelity::of_format(page.format));
-        formats.fold(self.context, Fidelity::max)
+        let formats = self.formats();
+        let held = PageFormat::ALL.into_iter().filter(|format| formats[*format]);
+        held.map(Fidelity::of_format).fold(self.context, Fidelity::max)
+    }
+
+    /// Which formats its pages have.
+    pub(crate) fn formats(&self) -> ByFormat<bool> {
+        let mut formats = ByFormat::default();
+        self.pages.iter().flatten().for_each(|page| formats[page.format] = true);
+        formats
+    }
+
+    /// Whether every layer has a page of it, in f16.
+    pub(crate) fn is_f16(&self) -> bool {
+        self.pages.iter().all(|page| page.is_some_and(|page| page.format == PageFormat::F16))
     }
 }
 

@@ -2,7 +2,6 @@
 
 use crate::block::BlockGuard;
 use crate::ladder::Fidelity;
-use crate::page::PageFormat;
 use crate::pool::{BlockPool, State};
 use crate::table::push_tight;
 
@@ -43,6 +42,13 @@ impl State {
         (record.cached && record.generation == block.generation).then_some(record)
     }
 
+    /// What a cached block is worth now; `None` where it is cached no longer.
+    pub(crate) fn cached(&self, block: CachedBlock) -> Option<CachedState> {
+        let record = self.named(block)?;
+        let (fidelity, f16) = (record.fidelity(), record.is_f16());
+        Some(CachedState { held: record.owners > 0, fidelity, f16 })
+    }
+
     /// The index is to hear of a change of this block.
     pub(crate) fn note_cache_change(&mut self, index: u32) {
         let record = &mut self.blocks[index as usize];
@@ -63,13 +69,24 @@ impl State {
 impl BlockPool {
     /// Holds a cached block; `None` where it is cached no longer.
     pub fn attach(&self, block: CachedBlock) -> Option<BlockGuard> {
+        self.attach_all([block]).pop()
+    }
+
+    /// Holds cached blocks, up to the first that is cached no longer.
+    pub(crate) fn attach_all(
+        &self,
+        blocks: impl IntoIterator<Item = CachedBlock>,
+    ) -> Vec<BlockGuard> {
         let mut state = self.shared.state();
-        if state.named(block)?.owners == 0 {
-            state.cached_bytes -= self.shared.record_bytes(&state, block.index);
-            state.note_cache_change(block.index);
-        }
-        state.blocks[block.index as usize].owners += 1;
-        Some(BlockGuard::new(self.shared.clone(), block.index, block.generation))
+        let mut attach = |block: CachedBlock| {
+            if state.named(block)?.owners == 0 {
+                state.cached_bytes -= self.shared.record_bytes(&state, block.index);
+                state.note_cache_change(block.index);
+            }
+            state.blocks[block.index as usize].owners += 1;
+            Some(BlockGuard::new(self.shared.clone(), block.index, block.generation))
+        };
+        blocks.into_iter().map_while(&mut attach).collect()
     }
 
     /// Takes the name from a cached block. Where nobody holds it its pages are given back, behind the
@@ -89,10 +106,7 @@ impl BlockPool {
 
     /// What a cached block is worth now; `None` where it is cached no longer.
     pub fn cached(&self, block: CachedBlock) -> Option<CachedState> {
-        let state = self.shared.state();
-        let record = state.named(block)?;
-        let f16 = record.pages.iter().all(|page| page.is_some_and(|p| p.format == PageFormat::F16));
-        Some(CachedState { held: record.owners > 0, fidelity: record.fidelity(), f16 })
+        self.shared.state().cached(block)
     }
 
     /// Appends what became of cached blocks since the last call, oldest first, each block once with what it

@@ -30,13 +30,6 @@ pub struct BlockPool {
     pub(crate) shared: Arc<Shared>,
 }
 
-/// A block just taken, its pages in layer order.
-#[derive(Debug)]
-pub(crate) struct NewBlock {
-    pub guard: BlockGuard,
-    pub pages: Vec<Option<Page>>,
-}
-
 /// A block of f16 pages to be copied page by page into a new one.
 #[derive(Clone, Copy)]
 pub(crate) struct CopyOf {
@@ -227,7 +220,7 @@ impl Shared {
         copies: &[CopyOf],
         blocks: &[usize],
         first: usize,
-    ) -> Result<(Vec<NewBlock>, Vec<Vec<NewBlock>>), Shortage> {
+    ) -> Result<(Vec<BlockGuard>, Vec<Vec<BlockGuard>>), Shortage> {
         let mut state = self.state();
         let mut pages = self.demand_pages(blocks);
         for copy in copies {
@@ -243,7 +236,7 @@ impl Shared {
         let mut copied = Vec::with_capacity(copies.len());
         for copy in copies {
             let block = self.take_block(&mut state, copy.group, copy.first, f16);
-            self.copy_block(&state, copy, &block.pages);
+            self.copy_block(&state, copy, &state.blocks[block.index() as usize].pages);
             copied.push(block);
         }
         let mut taken = Vec::with_capacity(blocks.len());
@@ -273,26 +266,34 @@ impl Shared {
         group: usize,
         first: usize,
         formats: impl Fn(usize) -> Option<PageFormat>,
-    ) -> NewBlock {
+    ) -> BlockGuard {
         let index = state.free_records.pop().unwrap_or_else(|| {
             push_tight(&mut state.blocks, BlockRecord::default());
             state.blocks.len() as u32 - 1
         });
         let layers = self.config.groups[group].layers;
         let keep_empty = self.geometry.reserve_spans;
-        let mut pages = Vec::with_capacity(layers);
-        for layer in 0..layers {
-            let Some(format) = formats(layer) else {
-                pages.push(None);
+        let State { blocks, spans, used, .. } = state;
+        let record = &mut blocks[index as usize];
+        record.pages.clear();
+        record.pages.reserve_exact(layers);
+        while record.pages.len() < layers {
+            // Layers of one format, mostly all.
+            let layer = record.pages.len();
+            let format = formats(layer);
+            let count = (layer..layers).take_while(|&layer| formats(layer) == format).count();
+            let Some(format) = format else {
+                record.pages.resize(layer + count, None);
                 continue;
             };
             let class = self.geometry.class_of[group][format];
-            let place = state.spans.take(class, Slot::Held(index), keep_empty);
-            let place = place.expect("a page that was counted as free");
-            state.used[format] += self.geometry.class_bytes[class];
-            pages.push(Some(Page { offset: self.page_offset(state, place), format }));
+            let pages = &mut record.pages;
+            let all = spans.take_many(class, Slot::Held(index), keep_empty, count, |offset| {
+                pages.push(Some(Page { offset: (offset / PAGE_ALIGN) as u32, format }));
+            });
+            assert!(all, "pages that were counted as free");
+            used[format] += count * self.geometry.class_bytes[class];
         }
-        let record = &mut state.blocks[index as usize];
         record.group = group as u16;
         record.first = first as u32;
         record.owners = 1;
@@ -301,9 +302,7 @@ impl Shared {
         record.cached = false;
         record.context = Fidelity::Exact;
         record.generation = record.generation.wrapping_add(1);
-        record.pages.clear();
-        record.pages.extend_from_slice(&pages);
-        NewBlock { guard: BlockGuard::new(self.clone(), index, record.generation), pages }
+        BlockGuard::new(self.clone(), index, record.generation)
     }
 
     /// Copies the pages of a block into those of another of the same group that nobody else knows of yet.
@@ -351,21 +350,29 @@ impl Shared {
     pub(crate) fn give_back_record(&self, state: &mut State, index: u32) -> usize {
         let bytes = self.record_bytes(state, index);
         let record = &mut state.blocks[index as usize];
-        let pages = std::mem::take(&mut record.pages);
+        let mut pages = std::mem::take(&mut record.pages);
         if !record.queued {
             push_tight(&mut state.free_records, index);
         }
-        for page in pages.into_iter().flatten() {
+        for page in pages.drain(..).flatten() {
             self.give_back_page(state, page);
         }
+        // The next block of this record needs a list as long.
+        state.blocks[index as usize].pages = pages;
         bytes
     }
 
     /// Bytes of a block's pages.
     pub(crate) fn record_bytes(&self, state: &State, index: u32) -> usize {
         let record = &state.blocks[index as usize];
-        let shape = self.config.groups[record.group as usize].shape;
-        record.pages.iter().flatten().map(|page| shape.page_bytes(page.format)).sum()
+        let bytes = self.page_bytes(record.group as usize);
+        record.pages.iter().flatten().map(|page| bytes[page.format]).sum()
+    }
+
+    /// Bytes of a page of a group, by format.
+    pub(crate) fn page_bytes(&self, group: usize) -> ByFormat<usize> {
+        let classes = &self.geometry.class_of[group];
+        ByFormat::from_fn(|format| self.geometry.class_bytes[classes[format]])
     }
 
     /// Gives a page back that no table names any more.

@@ -225,6 +225,48 @@ impl Spans {
         self.take_in(index, content)
     }
 
+    /// Takes `count` pages of `class` as [`take`](Self::take) would one after the other; `taken` hears the
+    /// byte offset of each. Returns whether there were as many.
+    pub(crate) fn take_many(
+        &mut self,
+        class: usize,
+        content: Slot,
+        keep_empty: usize,
+        mut count: usize,
+        mut taken: impl FnMut(usize),
+    ) -> bool {
+        let content = PackedSlot::new(content);
+        while count > 0 {
+            let index = match self.classes[class].partial.first() {
+                Some(index) => index,
+                None if self.empty.count > keep_empty => match self.open_span(class) {
+                    Some(index) => index,
+                    None => return false,
+                },
+                None => return false,
+            };
+            let size = &mut self.classes[class];
+            let slots = &mut self.slots[index as usize * self.stride..][..size.slots];
+            let start = index as usize * self.span_bytes;
+            let mut added = 0;
+            for (slot, held) in slots.iter_mut().enumerate() {
+                if *held == PackedSlot::FREE && added < count {
+                    *held = content;
+                    added += 1;
+                    taken(start + slot * size.page_bytes);
+                }
+            }
+            count -= added;
+            size.used += added;
+            let span = &mut self.spans[index as usize];
+            span.used += added as u32;
+            if span.used as usize == size.slots {
+                size.partial.remove(index);
+            }
+        }
+        true
+    }
+
     fn open_span(&mut self, class: usize) -> Option<u32> {
         let index = self.empty.first()?;
         self.empty.remove(index);

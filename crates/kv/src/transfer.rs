@@ -10,7 +10,7 @@ use crate::account::ByFormat;
 use crate::block::{BlockGuard, Page};
 use crate::ladder::Fidelity;
 use crate::page::{PAGE_ALIGN, PageFormat};
-use crate::pool::{NewBlock, Shared, Shortage};
+use crate::pool::{Shared, Shortage};
 use crate::scores::Scores;
 use crate::table::{Falls, Sequence};
 
@@ -136,7 +136,7 @@ impl PinnedPages {
 pub struct EmptyPages {
     stream: Stream,
     /// `[group]`, oldest block first.
-    blocks: Vec<Vec<NewBlock>>,
+    blocks: Vec<Vec<BlockGuard>>,
 }
 
 impl EmptyPages {
@@ -231,8 +231,9 @@ impl Sequence {
             let mut taken = Vec::with_capacity(images.len());
             for BlockImage { first, formats, context, .. } in images {
                 let block = shared.take_block(&mut state, group, *first, |layer| formats[layer]);
-                state.blocks[block.guard.index() as usize].context = *context;
-                stream.push_block(group, &block.pages);
+                let record = &mut state.blocks[block.index() as usize];
+                record.context = *context;
+                stream.push_block(group, &record.pages);
                 taken.push(block);
             }
             blocks.push(taken);
@@ -246,7 +247,7 @@ impl Sequence {
     /// on. Nothing happens where the sequence holds something already or the pages are not the image's.
     pub fn adopt(&mut self, image: SequenceImage, pages: EmptyPages) {
         let lens =
-            |(images, blocks): (&Vec<BlockImage>, &Vec<NewBlock>)| images.len() == blocks.len();
+            |(images, blocks): (&Vec<BlockImage>, &Vec<BlockGuard>)| images.len() == blocks.len();
         let same = image.blocks.len() == pages.blocks.len()
             && image.blocks.iter().zip(&pages.blocks).all(lens)
             && image.bytes == pages.bytes();
@@ -255,12 +256,10 @@ impl Sequence {
             return;
         }
         for (group, (images, blocks)) in image.blocks.into_iter().zip(pages.blocks).enumerate() {
-            for (image, block) in images.into_iter().zip(blocks) {
-                self.push_block(group, block, image.first);
-                if let Some(entry) = self.tables[group].last_mut() {
-                    entry.refused = image.refused;
-                    entry.inherited = image.falls;
-                }
+            self.push_blocks(group, blocks);
+            for (image, entry) in images.into_iter().zip(&mut self.tables[group]) {
+                entry.refused = image.refused;
+                entry.inherited = image.falls;
             }
         }
         self.next_position = image.next_position;

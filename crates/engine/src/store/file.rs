@@ -10,7 +10,7 @@ use std::time::Instant;
 use reef_kv::transfer::{EmptyPages, PinnedPages};
 
 use super::format::{SlotFormat, SpillSize};
-use super::slot_file::{SlotFile, StoreOpenError};
+use super::slot_file::{SlotFile, SpillOpenError};
 use super::slots::{Discarded, Slots};
 use super::transfer::{Ended, SlotIo, Transfer};
 use super::{Spill, SpillDone, SpillError, SpillUsage};
@@ -53,7 +53,7 @@ impl SpillFile {
     /// # Errors
     /// A size out of range, a path that holds something else or is in use, a disk without so much space,
     /// or what the system says.
-    pub fn open(path: &Path, size: SpillSize) -> Result<SpillFile, StoreOpenError> {
+    pub fn open(path: &Path, size: SpillSize) -> Result<SpillFile, SpillOpenError> {
         // Before the file: a wrong size touches nothing.
         size.slots()?;
         let file = SlotFile::create(path, size.file_bytes)?;
@@ -65,7 +65,7 @@ impl SpillFile {
         mut io: Box<dyn SlotIo>,
         size: SpillSize,
         path: &Path,
-    ) -> Result<SpillFile, StoreOpenError> {
+    ) -> Result<SpillFile, SpillOpenError> {
         let format = SlotFormat::new(size.slot_bytes, SlotFormat::random_epoch());
         let slots = Slots::new(size.slots()?, format.part_bytes());
         let shared = Arc::new(Shared::default());
@@ -74,7 +74,7 @@ impl SpillFile {
         let thread = std::thread::Builder::new().name("reef-spill".to_owned()).spawn(work);
         let thread = thread.map_err(|source| {
             let path = path.display().to_string();
-            StoreOpenError::System { path, source }
+            SpillOpenError::System { path, source }
         })?;
         Ok(SpillFile { slots, shared, thread: Some(thread) })
     }

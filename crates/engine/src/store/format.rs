@@ -16,7 +16,7 @@
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::ops::Range;
 
-use super::StoreOpenError;
+use super::SpillOpenError;
 
 /// Bytes before the part in each slot.
 pub(super) const HEADER_BYTES: usize = 64;
@@ -51,11 +51,11 @@ impl SpillSize {
     /// Number of slots.
     ///
     /// # Errors
-    /// [`StoreOpenError::Size`] where there is none, where a slot's size is out of range, or where there
+    /// [`SpillOpenError::Size`] where there is none, where a slot's size is out of range, or where there
     /// are more than `u32` counts.
-    pub(super) fn slots(self) -> Result<u32, StoreOpenError> {
+    pub(super) fn slots(self) -> Result<u32, SpillOpenError> {
         let SpillSize { file_bytes, slot_bytes } = self;
-        let refused = |reason: String| Err(StoreOpenError::Size { file_bytes, reason });
+        let refused = |reason: String| Err(SpillOpenError::Size { file_bytes, reason });
         if !(128..=16 << 20).contains(&slot_bytes) || !slot_bytes.is_multiple_of(64) {
             return refused(format!(
                 "slot_bytes {slot_bytes}: a multiple of 64 from 128 to 16777216"

@@ -23,7 +23,7 @@ pub use disk::{Fault, FaultScript, Operation};
 pub use file::SpillFile;
 pub use format::SpillSize;
 pub use simulated::{SimulatedSpill, SpillClock, SpillTiming};
-pub use slot_file::StoreOpenError;
+pub use slot_file::SpillOpenError;
 pub use slots::FAILURES_TO_CLOSE;
 
 use reef_kv::transfer::{EmptyPages, PinnedPages};

@@ -8,7 +8,7 @@ use reef_kv::transfer::{EmptyPages, PinnedPages};
 
 use super::disk::{FaultScript, SimulatedDisk};
 use super::format::{SlotFormat, SpillSize};
-use super::slot_file::StoreOpenError;
+use super::slot_file::SpillOpenError;
 use super::slots::{Discarded, Slots};
 use super::transfer::Transfer;
 use super::{Spill, SpillDone, SpillError, SpillUsage};
@@ -89,7 +89,7 @@ impl SimulatedSpill {
         size: SpillSize,
         timing: SpillTiming,
         script: FaultScript,
-    ) -> Result<(SimulatedSpill, SpillClock), StoreOpenError> {
+    ) -> Result<(SimulatedSpill, SpillClock), SpillOpenError> {
         let clock = SpillClock::default();
         // There is no other file that its slots could be mistaken for.
         let format = SlotFormat::new(size.slot_bytes, 0);

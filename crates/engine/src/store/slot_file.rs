@@ -12,7 +12,7 @@ const FILE_MAGIC: [u8; 16] = *b"REEF SPILL FILE\n";
 
 /// Why a spill store could not be opened.
 #[derive(Debug, thiserror::Error)]
-pub enum StoreOpenError {
+pub enum SpillOpenError {
     /// Too small or too large.
     #[error("spill size {file_bytes} bytes: {reason}")]
     Size {
@@ -63,11 +63,11 @@ pub(super) struct SlotFile {
 impl SlotFile {
     /// Makes the file anew with `file_bytes` bytes that the disk really has, readable by its owner only.
     /// What an older one held is gone.
-    pub(super) fn create(path: &Path, file_bytes: u64) -> Result<SlotFile, StoreOpenError> {
-        let system = |source| StoreOpenError::System { path: path.display().to_string(), source };
+    pub(super) fn create(path: &Path, file_bytes: u64) -> Result<SlotFile, SpillOpenError> {
+        let system = |source| SpillOpenError::System { path: path.display().to_string(), source };
         // Opening a pipe would wait for its other end.
         if std::fs::metadata(path).is_ok_and(|found| !found.is_file()) {
-            return Err(StoreOpenError::Foreign { path: path.display().to_string() });
+            return Err(SpillOpenError::Foreign { path: path.display().to_string() });
         }
         let file = open_private(path).map_err(system)?;
         match file.try_lock() {
@@ -76,11 +76,11 @@ impl SlotFile {
             Err(TryLockError::Error(error)) if error.kind() == ErrorKind::Unsupported => {}
             Err(TryLockError::Error(error)) => return Err(system(error)),
             Err(TryLockError::WouldBlock) => {
-                return Err(StoreOpenError::InUse { path: path.display().to_string() });
+                return Err(SpillOpenError::InUse { path: path.display().to_string() });
             }
         }
         if !is_spill_file(&file).map_err(system)? {
-            return Err(StoreOpenError::Foreign { path: path.display().to_string() });
+            return Err(SpillOpenError::Foreign { path: path.display().to_string() });
         }
         // From here on it is ours: removed on any failure.
         let mut made = SlotFile { file, path: path.to_owned() };
@@ -89,9 +89,9 @@ impl SlotFile {
             let path = path.display().to_string();
             match source.kind() {
                 ErrorKind::StorageFull | ErrorKind::QuotaExceeded | ErrorKind::FileTooLarge => {
-                    StoreOpenError::NoSpace { path, file_bytes, source }
+                    SpillOpenError::NoSpace { path, file_bytes, source }
                 }
-                _ => StoreOpenError::System { path, source },
+                _ => SpillOpenError::System { path, source },
             }
         })?;
         Ok(made)
@@ -272,12 +272,12 @@ mod tests {
         let path = scratch.path("diary");
         std::fs::write(&path, "dear diary").unwrap();
         let error = SlotFile::create(&path, 8192).unwrap_err();
-        assert!(matches!(error, StoreOpenError::Foreign { .. }), "{error}");
+        assert!(matches!(error, SpillOpenError::Foreign { .. }), "{error}");
         assert_eq!(bytes_of(&path), b"dear diary");
         let folder = SlotFile::create(&scratch.path("."), 8192).unwrap_err();
-        assert!(matches!(folder, StoreOpenError::Foreign { .. }), "{folder}");
+        assert!(matches!(folder, SpillOpenError::Foreign { .. }), "{folder}");
         let nowhere = SlotFile::create(&scratch.path("no/such/folder"), 8192).unwrap_err();
-        assert!(matches!(nowhere, StoreOpenError::System { .. }), "{nowhere}");
+        assert!(matches!(nowhere, SpillOpenError::System { .. }), "{nowhere}");
     }
 
     #[test]
@@ -287,7 +287,7 @@ mod tests {
         let mut first = SlotFile::create(&path, 8192).unwrap();
         first.write_at(4096, b"mine").unwrap();
         let error = SlotFile::create(&path, 16384).unwrap_err();
-        assert!(matches!(error, StoreOpenError::InUse { .. }), "{error}");
+        assert!(matches!(error, SpillOpenError::InUse { .. }), "{error}");
         assert_eq!(bytes_of(&path).len(), 8192);
         assert_eq!(&bytes_of(&path)[4096..4100], b"mine");
     }
@@ -310,7 +310,7 @@ mod tests {
         let scratch = Scratch::new();
         let path = scratch.path("spill");
         let error = SlotFile::create(&path, 1 << 60).unwrap_err();
-        assert!(matches!(error, StoreOpenError::NoSpace { .. }), "{error}");
+        assert!(matches!(error, SpillOpenError::NoSpace { .. }), "{error}");
         assert!(error.to_string().contains("choose a smaller size"), "{error}");
         assert!(!path.exists());
     }

@@ -63,12 +63,17 @@ impl PrefixCache {
     /// Blocks of the longest hit along `path`.
     fn end_of_hit(&self, path: &[EntryId], contract: Fidelity) -> usize {
         let groups = self.windows.len();
+        let state = self.pool.shared.state();
+        let is_usable = |node: usize| {
+            let found = self.named[node].block.and_then(|block| state.cached(block));
+            found.is_some_and(|found| found.fidelity <= contract)
+        };
         let (mut end, mut good_end) = (0, 0);
         let mut unbroken = vec![0; groups];
         for &entry in path {
             end += 1;
             for (group, window) in self.windows.iter().enumerate() {
-                let is_usable = self.is_usable(self.node(entry, group), contract);
+                let is_usable = is_usable(self.node(entry, group));
                 if window.is_none() && !is_usable {
                     return good_end;
                 }
@@ -89,11 +94,6 @@ impl PrefixCache {
             .map_or(0, |window| (position + 1).saturating_sub(window) / self.block_size)
     }
 
-    fn is_usable(&self, node: usize, contract: Fidelity) -> bool {
-        let state = self.named[node].block.and_then(|block| self.pool.cached(block));
-        state.is_some_and(|state| state.fidelity <= contract)
-    }
-
     /// Holds the blocks of a hit, and those of a block behind it that agrees in part. `None` where one has
     /// gone meanwhile.
     fn hold(
@@ -110,9 +110,14 @@ impl PrefixCache {
         let firsts: Vec<usize> = firsts.collect();
         found.attached.reserve_exact(firsts.iter().map(|first| path.len() - first).sum());
         for (group, start) in firsts.into_iter().enumerate() {
-            for (index, &entry) in path.iter().enumerate().skip(start) {
-                let node = self.node(entry, group);
-                let guard = self.pool.attach(self.named[node].block?)?;
+            let nodes = path[start..].iter().map(|&entry| self.node(entry, group));
+            let nodes: Vec<usize> = nodes.collect();
+            let guards =
+                self.pool.attach_all(nodes.iter().map_while(|&node| self.named[node].block));
+            if guards.len() < nodes.len() {
+                return None;
+            }
+            for ((index, node), guard) in (start..).zip(nodes).zip(guards) {
                 self.named[node].used = true;
                 let first = index * self.block_size;
                 found.attached.push(AttachedBlock { first, group, guard });

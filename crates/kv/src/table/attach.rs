@@ -1,11 +1,11 @@
 //! Blocks that several sequences use one after the other: named when sealed, attached by who comes later.
 
-use super::{Falls, Sequence};
+use super::Sequence;
 use crate::block::BlockGuard;
 use crate::cache::CachedBlock;
 use crate::ladder::{Fidelity, Rung};
 use crate::page::PageFormat;
-use crate::pool::{CopyOf, NewBlock, Shortage};
+use crate::pool::{CopyOf, Shortage};
 
 /// A full block found in the prefix index.
 #[derive(Debug)]
@@ -61,28 +61,33 @@ impl Sequence {
         }
         blocks.sort_by_key(|block| (block.group, block.first));
         let end = blocks.iter().map(|block| block.first + self.block_size()).max();
-        for AttachedBlock { first, group, guard } in blocks {
-            let pages = {
-                let state = self.pool.shared.state();
-                let record = &state.blocks[guard.index() as usize];
-                debug_assert_eq!((record.group as usize, record.first as usize), (group, first));
-                self.lossy = self.lossy.max(record.fidelity());
-                self.attended = self.attended.max(record.context);
-                record.pages.clone()
-            };
-            let mut inherited = Falls::default();
-            for page in pages.iter().flatten() {
-                Rung::to_format(page.format).map(|rung| inherited.insert(rung));
-            }
-            self.push_block(group, NewBlock { guard, pages }, first);
-            if let Some(entry) = self.tables[group].last_mut() {
-                entry.inherited = inherited;
-            }
+        let mut guards: Vec<Vec<BlockGuard>> = self.tables.iter().map(|_| Vec::new()).collect();
+        for AttachedBlock { group, guard, .. } in blocks {
+            guards[group].push(guard);
+        }
+        for (group, guards) in guards.into_iter().enumerate() {
+            self.push_blocks(group, guards);
+            self.inherit(group);
         }
         self.next_position = end.unwrap_or(0);
         self.grown_end = self.next_position;
         self.note_held();
         self.update_positions();
+    }
+
+    /// Takes over what the blocks of a group, just attached, have been through.
+    fn inherit(&mut self, group: usize) {
+        let state = self.pool.shared.state();
+        for entry in &mut self.tables[group] {
+            let record = &state.blocks[entry.guard.index() as usize];
+            debug_assert_eq!((record.group as usize, record.first as usize), (group, entry.first));
+            self.lossy = self.lossy.max(record.fidelity());
+            self.attended = self.attended.max(record.context);
+            let formats = record.formats();
+            for format in PageFormat::ALL.into_iter().filter(|format| formats[*format]) {
+                Rung::to_format(format).map(|rung| entry.inherited.insert(rung));
+            }
+        }
     }
 
     /// Continues with the first `rows` tokens of a sealed block that agrees with the next ones
@@ -121,7 +126,7 @@ impl Sequence {
         let none = vec![0; self.tables.len()];
         let (copied, _) = self.pool.shared.take_blocks(&copies, &none, first)?;
         for (group, block) in copied.into_iter().enumerate() {
-            self.push_block(group, block, first);
+            self.push_blocks(group, vec![block]);
         }
         self.attended = context;
         self.lossy = self.lossy.max(context);

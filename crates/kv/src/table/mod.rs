@@ -10,12 +10,12 @@ pub use attach::AttachedBlock;
 use std::sync::Arc;
 
 use crate::account::ByFormat;
-use crate::block::{BlockGuard, Page};
+use crate::block::{BlockGuard, BlockRecord, Page};
 use crate::keep::KeptSpans;
 use crate::ladder::{Fidelity, Rung};
 use crate::ledger::{Ledger, LedgerEntry};
 use crate::page::{PageFormat, PageRef, SequenceView};
-use crate::pool::{BlockPool, CopyOf, NewBlock, Shortage, State};
+use crate::pool::{BlockPool, CopyOf, Shortage, State};
 use crate::runs;
 use crate::scores::Scores;
 
@@ -294,9 +294,7 @@ impl Sequence {
                 self.replace_block(copy, block);
             }
             for (group, taken) in taken.into_iter().enumerate() {
-                for (index, block) in taken.into_iter().enumerate() {
-                    self.push_block(group, block, first + index * self.block_size());
-                }
+                self.push_blocks(group, taken);
             }
             self.note_held();
         }
@@ -306,38 +304,53 @@ impl Sequence {
     }
 
     /// Puts a copy in the place of a block that is shared.
-    fn replace_block(&mut self, copy: &CopyOf, block: NewBlock) {
+    fn replace_block(&mut self, copy: &CopyOf, block: BlockGuard) {
         let Some(index) = self.entry_index(copy.group, copy.first) else { return };
-        self.tables[copy.group][index].guard = block.guard;
-        let pages = block.pages.iter().enumerate();
-        for (layer, page) in pages.filter_map(|(layer, page)| Some((layer, (*page)?))) {
+        let pages = self.pool.shared.state().blocks[block.index() as usize].pages.clone();
+        self.tables[copy.group][index].guard = block;
+        let pages = pages.into_iter().enumerate();
+        for (layer, page) in pages.filter_map(|(layer, page)| Some((layer, page?))) {
             self.replace_page(copy.group, copy.first, layer, page);
         }
     }
 
-    /// Puts a block behind the others of its group; its pages are as `block` says.
-    pub(crate) fn push_block(&mut self, group: usize, block: NewBlock, first: usize) {
+    /// Puts blocks, oldest first, behind the others of their group.
+    pub(crate) fn push_blocks(&mut self, group: usize, blocks: Vec<BlockGuard>) {
         let block_size = self.block_size();
-        let shape = self.pool.config().groups[group].shape;
+        let page_bytes = self.pool.shared.page_bytes(group);
+        let state = self.pool.shared.state();
+        let record = |guard: &BlockGuard| &state.blocks[guard.index() as usize];
+        let records: Vec<&BlockRecord> = blocks.iter().map(record).collect();
         let view = &mut Arc::make_mut(&mut self.view).groups[group];
         let mut opens_a_run = false;
-        let mut held_layers = 0;
-        for (index, page) in block.pages.iter().enumerate() {
-            let Some(Page { offset, format }) = *page else { continue };
-            let layer = &mut view.layers[index];
-            let end = layer.last().map(|last| last.first as usize + block_size);
-            opens_a_run |= end.is_some_and(|end| end != first);
+        // Layer by layer: a view's list is long, a record's short.
+        for (index, layer) in view.layers.iter_mut().enumerate() {
             let run = (view.runs[index].len() - 1) as u8;
-            push_tight(layer, PageRef { offset, first: first as u32, format, run });
-            self.scores.push(group, index);
-            self.held_bytes += shape.page_bytes(format);
-            held_layers += 1;
+            let mut end = layer.last().map(|last| last.first as usize + block_size);
+            reserve_tight(layer, records.len());
+            for record in &records {
+                let Some(Page { offset, format }) = record.pages[index] else { continue };
+                let first = record.first;
+                // Behind a dropped block.
+                opens_a_run |= end.is_some_and(|end| end != first as usize);
+                end = Some(first as usize + block_size);
+                layer.push(PageRef { offset, first, format, run });
+                self.scores.push(group, index);
+                self.held_bytes += page_bytes[format];
+            }
         }
-        let (refused, falls) = (ByFormat::default(), Falls::default());
-        let (guard, inherited) = (block.guard, Falls::default());
-        let entry = Entry { guard, first, refused, falls, inherited, held_layers };
-        push_tight(&mut self.tables[group], entry);
-        // Behind a dropped block.
+        let table = &mut self.tables[group];
+        reserve_tight(table, records.len());
+        let counts = records.iter().map(|record| {
+            let held_layers = record.pages.iter().flatten().count();
+            (record.first as usize, held_layers as u16)
+        });
+        let counts: Vec<(usize, u16)> = counts.collect();
+        drop(state);
+        for (guard, (first, held_layers)) in blocks.into_iter().zip(counts) {
+            let (refused, falls, inherited) = Default::default();
+            table.push(Entry { guard, first, refused, falls, inherited, held_layers });
+        }
         if opens_a_run {
             self.number_runs(group);
         }
@@ -488,10 +501,16 @@ fn count_falls(gone: &mut [usize; Rung::ALL.len()], falls: Falls) {
     }
 }
 
-/// Pushes `item`; a list that is full grows by an eighth, because tables count against the budget.
-pub(crate) fn push_tight<T>(list: &mut Vec<T>, item: T) {
-    if list.len() == list.capacity() {
-        list.reserve_exact(list.len() / 8 + 4);
+/// Makes room for `more` items; a list that is full grows by an eighth, because tables count against the
+/// budget.
+fn reserve_tight<T>(list: &mut Vec<T>, more: usize) {
+    if list.capacity() - list.len() < more {
+        list.reserve_exact(more.max(list.len() / 8 + 4));
     }
+}
+
+/// Pushes `item` into a list that grows by an eighth.
+pub(crate) fn push_tight<T>(list: &mut Vec<T>, item: T) {
+    reserve_tight(list, 1);
     list.push(item);
 }

@@ -82,7 +82,7 @@ fn a_killed_process_leaves_nothing_that_is_believed_and_no_space_that_is_lost() 
 fn opens_what_it_may_not_write() {
     let Some(path) = std::env::var_os(PATH) else { return };
     let error = SpillFile::open(path.as_ref(), SIZE).err().expect("a file beyond the limit");
-    assert!(matches!(error, StoreOpenError::NoSpace { .. }), "{error}");
+    assert!(matches!(error, SpillOpenError::NoSpace { .. }), "{error}");
     assert!(!Path::new(&path).exists());
     println!("\nrefused: {error}");
 }
