@@ -9,6 +9,7 @@
 //! - [`plan_relief`] (pure) → [`apply_relief`] between steps, with the caller's encode kernel.
 //!   Plan for a horizon first; on a shortage plan for the next step alone, then for a smaller chunk;
 //!   a shortage for a single token means that no permitted rung is left.
+//! - [`plan_quota`]: the same for the bytes that one tenant's sequences may hold.
 //! - [`plan_format_at_seal`], [`plan_token_budget`]: what `eval` forces, carried out the same way.
 //! - [`check_invariants`]: what must hold at any time.
 //!
