@@ -83,8 +83,11 @@ fn play(kind: IndexKind) -> (Vec<Times>, prefix::PrefixStats) {
         sequence.attach_prefix(found.attached);
         drop(found.partial);
         let looked_up = Instant::now();
-        if sequence.grow(TOKENS - hit).is_err() {
-            cache.evict(&mut || sequence.grow(TOKENS - hit).is_ok());
+        if let Err(shortage) = sequence.grow(TOKENS - hit) {
+            let missing_bytes = shortage.needed_bytes - shortage.free_bytes;
+            let enough_bytes = pool.accounts().free_bytes + missing_bytes;
+            cache.evict(&mut || pool.accounts().free_bytes >= enough_bytes);
+            sequence.grow(TOKENS - hit).expect("room was made");
         }
         let allocated = Instant::now();
         sequence.commit(TOKENS - hit);

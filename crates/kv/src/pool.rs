@@ -350,12 +350,23 @@ impl Shared {
     pub(crate) fn give_back_record(&self, state: &mut State, index: u32) -> usize {
         let bytes = self.record_bytes(state, index);
         let record = &mut state.blocks[index as usize];
-        let mut pages = std::mem::take(&mut record.pages);
+        let (group, mut pages) = (record.group as usize, std::mem::take(&mut record.pages));
         if !record.queued {
             push_tight(&mut state.free_records, index);
         }
-        for page in pages.drain(..).flatten() {
-            self.give_back_page(state, page);
+        if state.open_steps.is_empty() {
+            let sizes = self.page_bytes(group);
+            for page in pages.iter().flatten() {
+                state.used[page.format] -= sizes[page.format];
+                // SAFETY: no table names the page and no step that could read it is in flight.
+                unsafe {
+                    self.arena.poison(page.offset as usize * PAGE_ALIGN, sizes[page.format]);
+                }
+            }
+            let offsets = pages.drain(..).flatten().map(|page| page.offset as usize * PAGE_ALIGN);
+            state.spans.give_back_all(offsets);
+        } else {
+            pages.drain(..).flatten().for_each(|page| self.give_back_page(state, page));
         }
         // The next block of this record needs a list as long.
         state.blocks[index as usize].pages = pages;

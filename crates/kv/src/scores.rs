@@ -6,7 +6,7 @@
 use std::ops::Range;
 
 use crate::policy::Observation;
-use crate::table::push_tight;
+use crate::table::reserve_tight;
 
 /// Scores of every page of a sequence.
 #[derive(Clone, Debug)]
@@ -43,11 +43,13 @@ impl Scores {
         Scores { layers: layers.map(|count| vec![LayerScores::default(); count]).collect() }
     }
 
-    /// A page was put behind the others of a layer.
-    pub(crate) fn push(&mut self, group: usize, layer: usize) {
+    /// Pages were put behind the others of a layer: it has `pages` now.
+    pub(crate) fn extend(&mut self, group: usize, layer: usize, pages: usize) {
         let layer = &mut self.layers[group][layer];
         if layer.tracked {
-            push_tight(&mut layer.pages, 0.0);
+            let more = pages - layer.pages.len();
+            reserve_tight(&mut layer.pages, more);
+            layer.pages.resize(pages, 0.0);
         }
     }
 
@@ -160,7 +162,7 @@ mod tests {
         for decay in [0.5, 0.998, 1.0] {
             let mut scores = Scores::new([1].into_iter());
             scores.observe_masses(AT, 1, &[0.25; 40], decay);
-            scores.push(0, 0);
+            scores.extend(0, 0, 2);
             scores.observe_masses(AT, 2, &[0.25; 2 * 17], decay);
             let seen = Observation::AttentionMass { decay };
             for (index, age) in [(0, 57), (1, 17)] {
@@ -184,7 +186,7 @@ mod tests {
     #[test]
     fn nothing_is_stored_where_nothing_is_observed() {
         let mut scores = Scores::new([2, 1].into_iter());
-        (0..2).for_each(|layer| scores.push(0, layer));
+        (0..2).for_each(|layer| scores.extend(0, layer, 1));
         assert_eq!(scores.layers[0][0].pages.capacity(), 0);
         assert_eq!(scores.score(AT, 0, 10, Observation::Keys), 0.0);
         scores.observe_keys((0, 1), 1, 0, 0.5);

@@ -292,21 +292,55 @@ impl Spans {
         Some(place)
     }
 
+    /// Gives pages back as [`give_back`](Self::give_back) would one after the other; neighbors cost least.
+    pub(crate) fn give_back_all(&mut self, offsets: impl Iterator<Item = usize>) {
+        let mut last: Option<(usize, Place)> = None;
+        let mut count = 0;
+        for offset in offsets {
+            let place = match last {
+                Some((end, place)) if end == offset && self.is_slot(place, 1) => {
+                    Place { slot: place.slot + 1, ..place }
+                }
+                _ => self.place(offset),
+            };
+            if let Some((_, left)) = last.filter(|(_, left)| left.span != place.span) {
+                self.give_back_slots(left.span, std::mem::take(&mut count));
+            }
+            debug_assert_ne!(self.content(place), Slot::Free, "page freed twice");
+            *self.slot_mut(place) = PackedSlot::FREE;
+            count += 1;
+            last = Some((offset + self.page_bytes(place), place));
+        }
+        if let Some((_, place)) = last {
+            self.give_back_slots(place.span, count);
+        }
+    }
+
+    /// Whether the slot `further` behind `place` is one of its span.
+    fn is_slot(&self, place: Place, further: u32) -> bool {
+        ((place.slot + further) as usize) < self.classes[self.class_of(place.span)].slots
+    }
+
+    /// Counts `count` slots of a span, emptied already, as free.
+    fn give_back_slots(&mut self, index: u32, count: u32) {
+        let span = &mut self.spans[index as usize];
+        span.used -= count;
+        let size = &mut self.classes[span.class as usize];
+        size.used -= count as usize;
+        if span.used == 0 {
+            size.spans -= 1;
+            size.partial.remove(index);
+            self.empty.insert(index);
+        } else {
+            size.partial.insert(index);
+        }
+    }
+
     /// Gives a page back; a span left without pages becomes empty and serves any size again.
     pub(crate) fn give_back(&mut self, place: Place) {
         debug_assert_ne!(self.content(place), Slot::Free, "page freed twice");
         *self.slot_mut(place) = PackedSlot::FREE;
-        let span = &mut self.spans[place.span as usize];
-        span.used -= 1;
-        let size = &mut self.classes[span.class as usize];
-        size.used -= 1;
-        if span.used == 0 {
-            size.spans -= 1;
-            size.partial.remove(place.span);
-            self.empty.insert(place.span);
-        } else {
-            size.partial.insert(place.span);
-        }
+        self.give_back_slots(place.span, 1);
     }
 
     pub(crate) fn set(&mut self, place: Place, content: Slot) {

@@ -335,9 +335,9 @@ impl Sequence {
                 opens_a_run |= end.is_some_and(|end| end != first as usize);
                 end = Some(first as usize + block_size);
                 layer.push(PageRef { offset, first, format, run });
-                self.scores.push(group, index);
                 self.held_bytes += page_bytes[format];
             }
+            self.scores.extend(group, index, layer.len());
         }
         let table = &mut self.tables[group];
         reserve_tight(table, records.len());
@@ -503,7 +503,7 @@ fn count_falls(gone: &mut [usize; Rung::ALL.len()], falls: Falls) {
 
 /// Makes room for `more` items; a list that is full grows by an eighth, because tables count against the
 /// budget.
-fn reserve_tight<T>(list: &mut Vec<T>, more: usize) {
+pub(crate) fn reserve_tight<T>(list: &mut Vec<T>, more: usize) {
     if list.capacity() - list.len() < more {
         list.reserve_exact(more.max(list.len() / 8 + 4));
     }
