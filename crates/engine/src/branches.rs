@@ -59,6 +59,7 @@ impl Engine {
             paused_since_us: None,
             most_computed: parent.most_computed,
             entries_told: parent.sequence.ledger().entries().len(),
+            entries_inherited: parent.sequence.ledger().entries().len(),
         };
         let request = run.request;
         self.runs.insert(id, run);

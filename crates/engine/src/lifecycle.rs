@@ -105,6 +105,7 @@ impl Engine {
             paused_since_us: None,
             most_computed: 0,
             entries_told: 0,
+            entries_inherited: 0,
         };
         self.runs.insert(id, run);
         if let Some(live) = self.requests.get_mut(&key) {
@@ -136,7 +137,9 @@ impl Engine {
         let Some(run) = self.remove_run(id) else { return };
         let key = run.request;
         let Some(live) = self.requests.get_mut(&key) else { return };
-        live.add_usage(run.sequence.usage());
+        let mut usage = run.sequence.usage();
+        usage.relief.drain(..run.entries_inherited);
+        live.add_usage(usage);
         let wanted = live.request.logprobs.is_some() || live.request.branches.width() > 1;
         if live.beams.is_none() {
             let continuation = Continuation {

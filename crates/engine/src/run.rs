@@ -71,6 +71,8 @@ pub(crate) struct Run {
     pub most_computed: usize,
     /// Ledger entries told so far.
     pub entries_told: usize,
+    /// Ledger entries that it has from the branch it was forked off, which reports them.
+    pub entries_inherited: usize,
 }
 
 impl Run {
