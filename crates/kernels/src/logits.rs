@@ -180,6 +180,13 @@ unsafe fn at_least_lanes<S: Simd>(x: &[f32], threshold: f32, out: &mut [u32]) ->
     for at in (0..x.len()).step_by(LANES) {
         // SAFETY: as above; `at` is within `x`. What pads the end is minus infinity, so never found.
         let mut found = unsafe { S::lt_mask(below, load_padded::<S>(x, at)) };
+        if found == u16::MAX {
+            // Of a flat row all are found.
+            let places = out[count..count + LANES].iter_mut();
+            places.zip(at as u32..).for_each(|(out, index)| *out = index);
+            count += LANES;
+            continue;
+        }
         while found != 0 {
             out[count] = at as u32 + found.trailing_zeros();
             count += 1;
@@ -319,7 +326,7 @@ mod tests {
     fn at_least_finds_exactly_those() {
         for length in LENGTHS {
             let x = values(length, 4);
-            for threshold in [7.9, 0.0, -0.0, -3.25, f32::MIN, f32::INFINITY] {
+            for threshold in [7.9, 0.0, -0.0, -3.25, -7.5, f32::MIN, f32::INFINITY] {
                 let found = assert_same_on_every_tier(|tier| {
                     let mut out = vec![0; length];
                     let count = at_least(tier, &x, threshold, &mut out);

@@ -12,6 +12,9 @@ use super::Sampling;
 /// are ordered as they are.
 const FIELDS: [(u32, u32); 3] = [(21, 11), (10, 11), (0, 10)];
 const MOST_BUCKETS: usize = 1 << 11;
+/// Histograms that take turns: neighbors of a flat row fall into one bucket, and an addition need not wait
+/// for the one before.
+const TURNS: usize = 4;
 
 /// A row's weights and the buffers to choose among them.
 #[derive(Default)]
@@ -26,7 +29,7 @@ pub(super) struct Candidates {
     kept: Vec<(f32, u32)>,
     /// Bits of weights near the cut.
     near: Vec<u32>,
-    masses: Vec<f64>,
+    masses: Vec<[f64; TURNS]>,
 }
 
 impl Candidates {
@@ -116,29 +119,32 @@ impl Candidates {
         for (shift, bits) in FIELDS {
             let bucket = |weight: u32| (weight >> shift) as usize & ((1 << bits) - 1);
             self.masses.clear();
-            self.masses.resize(MOST_BUCKETS, 0.0);
+            self.masses.resize(MOST_BUCKETS, [0.0; TURNS]);
             let (mut low, mut high) = (MOST_BUCKETS, 0);
-            for weight in &self.near {
+            for (turn, weight) in self.near.iter().enumerate() {
                 let place = bucket(*weight);
                 (low, high) = (low.min(place), high.max(place));
-                self.masses[place] += mass(f32::from_bits(*weight));
+                self.masses[place][turn % TURNS] += mass(f32::from_bits(*weight));
             }
             let mut at = high;
-            while at > low && heavier + self.masses[at] < goal {
-                heavier += self.masses[at];
+            while at > low {
+                let of_bucket: f64 = self.masses[at].iter().sum();
+                if heavier + of_bucket >= goal {
+                    break;
+                }
+                heavier += of_bucket;
                 at -= 1;
             }
             // Where rounding left the goal out of reach, `at` is the lowest that holds any.
-            self.near.retain(|weight| bucket(*weight) == at);
+            retain(&mut self.near, |weight| bucket(weight) == at);
         }
         let Some(&least) = self.near.first() else { return };
         let of_each = mass(f32::from_bits(least));
         let mut equals = (((goal - heavier) / of_each).ceil() as usize).clamp(1, self.near.len());
-        self.kept.retain(|(weight, _)| {
-            let bits = weight.to_bits();
-            let keeps = bits > least || (bits == least && equals > 0);
-            equals -= usize::from(keeps && bits == least);
-            keeps
+        retain(&mut self.kept, |(weight, _)| {
+            let equal = (weight.to_bits() == least) & (equals > 0);
+            equals -= usize::from(equal);
+            (weight.to_bits() > least) | equal
         });
     }
 
@@ -162,6 +168,17 @@ impl Candidates {
         found[..count].sort_unstable_by(order);
         &found[..count]
     }
+}
+
+/// `Vec::retain` without a branch an item, which on a flat row could not be foretold.
+fn retain<T: Copy>(items: &mut Vec<T>, mut keeps: impl FnMut(T) -> bool) {
+    let mut kept = 0;
+    for place in 0..items.len() {
+        let item = items[place];
+        items[kept] = item;
+        kept += usize::from(keeps(item));
+    }
+    items.truncate(kept);
 }
 
 /// The `count`-th largest, no NaN among them; `None` where there are not so many.

@@ -74,9 +74,9 @@ impl Index {
         }
         self.places.resize_with(lengths.clone().count(), Places::default);
         for (length, places) in lengths.zip(&mut self.places) {
-            for end in self.end.max(self.first + length)..tokens.len() {
-                places.insert(tokens, length, end);
-            }
+            let ends = self.end.max(self.first + length)..tokens.len();
+            places.reserve(tokens, length, ends.len());
+            ends.for_each(|end| places.insert(&tokens[end - length..end], tokens, end));
         }
         self.end = tokens.len();
     }
@@ -107,22 +107,25 @@ impl Places {
         }
     }
 
-    fn insert(&mut self, tokens: &[u32], length: usize, end: usize) {
-        if 2 * (self.used + 1) > self.slots.len() {
-            self.grow(tokens, length);
-        }
-        let slot = self.slot(tokens, &tokens[end - length..end]);
+    /// `end` is where `gram` ends in `tokens`; there is room for it.
+    fn insert(&mut self, gram: &[u32], tokens: &[u32], end: usize) {
+        let slot = self.slot(tokens, gram);
         self.used += usize::from(self.slots[slot] == 0);
         self.slots[slot] = end as u32;
     }
 
-    fn grow(&mut self, tokens: &[u32], length: usize) {
-        let slots = vec![0; (2 * self.slots.len()).max(64)];
+    /// Makes room for `count` more n-grams: at most half of the slots are ever used.
+    fn reserve(&mut self, tokens: &[u32], length: usize, count: usize) {
+        let needed = 2 * (self.used + count);
+        if needed <= self.slots.len() {
+            return;
+        }
+        let slots = vec![0; needed.next_power_of_two().max(64)];
         for end in std::mem::replace(&mut self.slots, slots) {
-            let Some(gram) = tokens.get((end as usize).saturating_sub(length)..end as usize) else {
-                continue;
-            };
-            if end > 0 {
+            let start = (end as usize).saturating_sub(length);
+            if let Some(gram) = tokens.get(start..end as usize)
+                && end > 0
+            {
                 let slot = self.slot(tokens, gram);
                 self.slots[slot] = end.max(self.slots[slot]);
             }

@@ -221,7 +221,7 @@ impl Writer {
         };
         self.key(&format!("{prefix}.rope.scaling.type"), STRING, string(kind));
         self.key(&format!("{prefix}.rope.scaling.factor"), F32, factor.to_le_bytes());
-        let texts: Vec<u8> = (0..tiny.vocabulary).flat_map(|id| string(&token_text(id))).collect();
+        let texts: Vec<u8> = (0..tiny.vocabulary).flat_map(|id| string(token_text(id))).collect();
         self.key("tokenizer.ggml.tokens", ARRAY, array(STRING, tiny.vocabulary as u64, &texts));
     }
 
