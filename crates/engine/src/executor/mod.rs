@@ -4,7 +4,9 @@
 //! thread of its own in production, an inline model in tests, a fake that writes real pages in the
 //! simulation.
 
+pub mod calibrate;
 pub mod inline;
+pub mod model;
 
 use std::sync::Arc;
 

@@ -24,4 +24,5 @@ mod serving;
 mod speculation;
 mod streaming;
 mod support;
+mod threaded;
 mod windows;
