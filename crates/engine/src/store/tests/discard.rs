@@ -35,6 +35,12 @@ impl Gate {
         }
     }
 
+    /// Lets everything happen, without waiting.
+    fn open(&self) {
+        self.counts.lock().unwrap().0 += 1000;
+        self.changed.notify_all();
+    }
+
     fn wait_for_permission(&self) {
         let mut counts = self.counts.lock().unwrap();
         while counts.1 == counts.0 {
@@ -70,10 +76,20 @@ impl Drop for GatedDisk {
     }
 }
 
+/// Opens the gate on drop, so that a test that fails does not wait for the thread for ever.
+struct Keeper(Arc<Gate>);
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        self.0.open();
+    }
+}
+
 /// A store that goes on operation by operation: by a gate on its thread's disk, or by its clock.
 struct Paced {
+    /// Before the store: dropped first.
+    gate: Option<Arc<Keeper>>,
     store: Box<dyn Spill>,
-    gate: Option<Arc<Gate>>,
     clock: Option<SpillClock>,
     now_us: u64,
     woken: Arc<AtomicUsize>,
@@ -89,13 +105,14 @@ impl Paced {
         let gate = Arc::new(Gate::default());
         let disk = SimulatedDisk::new(1 << 20, Box::new(|_| None));
         let disk = Box::new(GatedDisk { disk, gate: gate.clone() });
+        let gate = Some(Arc::new(Keeper(gate)));
         let mut store = SpillFile::over(disk, Paced::size(), "gated".as_ref()).unwrap();
         let woken = Arc::new(AtomicUsize::new(0));
         let theirs = woken.clone();
         store.set_waker(Arc::new(move || {
             theirs.fetch_add(1, Ordering::SeqCst);
         }));
-        Paced { store: Box::new(store), gate: Some(gate), clock: None, now_us: 0, woken }
+        Paced { gate, store: Box::new(store), clock: None, now_us: 0, woken }
     }
 
     fn simulated() -> Paced {
@@ -103,12 +120,12 @@ impl Paced {
         let (store, clock) =
             SimulatedSpill::new(Paced::size(), timing, Box::new(|_| None)).unwrap();
         let (store, clock) = (Box::new(store), Some(clock));
-        Paced { store, gate: None, clock, now_us: 0, woken: Arc::default() }
+        Paced { gate: None, store, clock, now_us: 0, woken: Arc::default() }
     }
 
     fn allow(&mut self, operations: u64) {
         if let Some(gate) = &self.gate {
-            gate.allow(operations);
+            gate.0.allow(operations);
         }
         if let Some(clock) = &self.clock {
             self.now_us += operations;
@@ -130,8 +147,7 @@ impl Paced {
         let begun = Instant::now();
         let mut done = Vec::new();
         if let Some(gate) = &self.gate {
-            gate.counts.lock().unwrap().0 += 1000;
-            gate.changed.notify_all();
+            gate.0.open();
         }
         while self.store.usage().records > 0 {
             assert!(begun.elapsed() < Duration::from_secs(60));
@@ -244,7 +260,7 @@ fn a_discarded_record_leaves_nothing_at_any_state() {
             // Its slots hold others now.
             let mut sequences: Vec<Sequence> = (5..7).map(|id| filled(&pool, id, 2)).collect();
             let Paced { store, clock, .. } = paced;
-            let mut subject = Subject { name: "reused", store, clock, _scratch: None };
+            let mut subject = Subject { name: "reused", store, clock, scratch: None };
             let mut put = |(index, sequence)| subject.put(5 + index as u64, sequence).unwrap();
             let images: Vec<_> = sequences.iter_mut().enumerate().map(&mut put).collect();
             for ((image, sequence), id) in images.into_iter().zip(&mut sequences).zip(5..) {
@@ -273,20 +289,19 @@ fn a_store_that_is_dropped_lets_go_of_everything() {
         let mut paced = Paced::gated();
         bring(&mut paced, &pool, at);
         let gate = paced.gate.take().unwrap();
-        let done_before = gate.counts.lock().unwrap().1;
+        let done_before = gate.0.counts.lock().unwrap().1;
         // The thread may be in an operation, which is let go on only after it was told to stop.
         let opener = std::thread::spawn({
             let gate = gate.clone();
             move || {
                 std::thread::sleep(Duration::from_millis(30));
-                gate.counts.lock().unwrap().0 += 1000;
-                gate.changed.notify_all();
+                gate.0.open();
             }
         });
         drop(paced);
-        assert!(gate.closed.load(Ordering::SeqCst), "{at:?}: the thread is still there");
+        assert!(gate.0.closed.load(Ordering::SeqCst), "{at:?}: the thread is still there");
         assert_pool_is_empty(&pool);
-        let done = gate.counts.lock().unwrap().1 - done_before;
+        let done = gate.0.counts.lock().unwrap().1 - done_before;
         assert!(done <= 1, "{at:?}: {done} more operations");
         opener.join().unwrap();
     }

@@ -186,7 +186,7 @@ fn a_panic_of_the_thread_fails_one_record() {
     let pool = pool_of(1 << 20);
     let store = SpillFile::over(Box::new(Panicking(false)), size, "none".as_ref()).unwrap();
     let (name, store) = ("panicking", Box::new(store));
-    let mut subject = Subject { name, store, clock: None, _scratch: None };
+    let mut subject = Subject { name, store, clock: None, scratch: None };
     let mut sequence = filled(&pool, 0, 2);
     let error = subject.put(0, &mut sequence).unwrap_err();
     assert!(error.to_string().contains("panicked"), "{error}");

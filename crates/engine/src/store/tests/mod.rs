@@ -93,28 +93,28 @@ struct Subject {
     name: &'static str,
     store: Box<dyn Spill>,
     clock: Option<SpillClock>,
-    _scratch: Option<Scratch>,
+    scratch: Option<Scratch>,
 }
 
 impl Subject {
     fn file(size: SpillSize) -> Subject {
         let scratch = Scratch::new();
         let store = SpillFile::open(&scratch.path("spill"), size).unwrap();
-        let (name, _scratch) = ("file", Some(scratch));
-        Subject { name, store: Box::new(store), clock: None, _scratch }
+        let (name, store) = ("file", Box::new(store));
+        Subject { name, store, clock: None, scratch: Some(scratch) }
     }
 
     fn thread(size: SpillSize, script: FaultScript) -> Subject {
         let disk = SimulatedDisk::new(size.file_bytes, script);
         let store = SpillFile::over(Box::new(disk), size, "memory".as_ref()).unwrap();
-        Subject { name: "thread", store: Box::new(store), clock: None, _scratch: None }
+        Subject { name: "thread", store: Box::new(store), clock: None, scratch: None }
     }
 
     fn simulated(size: SpillSize, script: FaultScript) -> Subject {
         let timing = SpillTiming { latency_us: 50, slot_us: 10 };
         let (store, clock) = SimulatedSpill::new(size, timing, script).unwrap();
         let (name, clock) = ("simulated", Some(clock));
-        Subject { name, store: Box::new(store), clock, _scratch: None }
+        Subject { name, store: Box::new(store), clock, scratch: None }
     }
 
     fn all(size: SpillSize) -> [Subject; 3] {

@@ -63,7 +63,7 @@ fn a_killed_process_leaves_nothing_that_is_believed_and_no_space_that_is_lost() 
     assert!(slots(&left) > 20, "it has written {} slots", slots(&left));
 
     let store = Box::new(SpillFile::open(&path, SIZE).unwrap());
-    let mut subject = Subject { name: "after", store, clock: None, _scratch: None };
+    let mut subject = Subject { name: "after", store, clock: None, scratch: None };
     assert_eq!(subject.store.usage().records, 0);
     assert_eq!(slots(&std::fs::read(&path).unwrap()), 0, "what it wrote is gone");
     let (image, _) = filled(&pool, 0, 400).pin();

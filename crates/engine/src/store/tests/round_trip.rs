@@ -80,7 +80,7 @@ fn a_store_that_is_full_takes_what_fits_and_skips_what_does_not() {
             }
             let usage = subject.store.usage();
             assert!(usage.used_bytes <= usage.capacity_bytes);
-            if let Some(scratch) = &subject._scratch {
+            if let Some(scratch) = &subject.scratch {
                 let file_bytes = std::fs::metadata(scratch.path("spill")).unwrap().len();
                 assert_eq!(file_bytes, size.file_bytes);
             }

@@ -10,7 +10,7 @@ const SIZE: SpillSize = SpillSize { file_bytes: 4096 + 16 * 2560, slot_bytes: 25
 
 fn open(path: &Path) -> Subject {
     let store = Box::new(SpillFile::open(path, SIZE).unwrap());
-    Subject { name: "file", store, clock: None, _scratch: None }
+    Subject { name: "file", store, clock: None, scratch: None }
 }
 
 /// Inverts a bit of the file.
@@ -129,7 +129,7 @@ fn a_full_disk_fails_records_and_then_closes_the_store() {
     let full = super::super::slot_file::open_unchecked("/dev/full".as_ref()).unwrap();
     let store = SpillFile::over(Box::new(full), SIZE, "/dev/full".as_ref()).unwrap();
     let (name, store) = ("full", Box::new(store));
-    let mut subject = Subject { name, store, clock: None, _scratch: None };
+    let mut subject = Subject { name, store, clock: None, scratch: None };
     for record in 0..FAILURES_TO_CLOSE as u64 {
         let error = subject.put(record, &mut filled(&pool, record, 2)).unwrap_err();
         assert!(error.to_string().contains("No space left on device"), "{error}");
