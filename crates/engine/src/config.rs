@@ -73,13 +73,18 @@ impl EngineConfig {
     }
 
     /// Tokens of a prompt's chunk at most: its open f16 blocks take at most a quarter of a small pool, so
-    /// that they do not push out what could have been kept.
+    /// that they do not push out what could have been kept. Where prefixes are to be found again it is
+    /// shorter than any window: a block that is sealed and leaves its window in one step has no name.
     pub(crate) fn chunk_tokens(&self, pool: &BlockPool) -> usize {
         let block_size = pool.config().block_size();
+        let windows = pool.config().groups.iter().filter_map(|group| group.window);
+        let shortest = windows.min().filter(|_| self.prefix.is_some());
+        let within = shortest
+            .map_or(usize::MAX, |window| window.saturating_sub(1) / block_size * block_size);
         let tokens = pool.capacity_tokens(PageFormat::F16);
         let quarter = tokens.map_or(usize::MAX, |tokens| tokens / 4);
         let most = self.scheduling.chunk_tokens;
-        (quarter / block_size * block_size).max(block_size).min(most)
+        (quarter / block_size * block_size).min(within).max(block_size).min(most)
     }
 }
 
