@@ -19,6 +19,8 @@ use crate::wakeup::Wakeup;
 
 /// Commands that may wait for the engine's attention.
 const COMMANDS: usize = 4096;
+/// Commands obeyed between two turns: whoever floods the door does not stop those who are in.
+const COMMANDS_A_TURN: usize = 64;
 /// Whoever has news wakes the thread; this is against a wake-up that never comes, and how often deadlines
 /// are looked at.
 const LONGEST_WAIT: Duration = Duration::from_millis(20);
@@ -29,8 +31,36 @@ const CHECK_EVERY: Duration = Duration::from_secs(10);
 /// more; the request is ended and nothing more is told.
 pub type Listener = Box<dyn FnMut(Event) -> bool + Send>;
 
+/// A listener that hears one last event whatever happens, also where the engine goes before it has looked at
+/// the request.
+struct Ear {
+    listener: Listener,
+    open: bool,
+}
+
+impl Ear {
+    /// `false`: nothing more is to be told.
+    fn hear(&mut self, event: Event) -> bool {
+        let last = matches!(event, Event::Finished(_) | Event::Failed(_));
+        self.open = self.open && (self.listener)(event) && !last;
+        self.open
+    }
+}
+
+impl Drop for Ear {
+    fn drop(&mut self) {
+        if self.open {
+            self.hear(Event::Failed(Arc::new(stopped())));
+        }
+    }
+}
+
+fn stopped() -> EngineError {
+    ExecutorDead { reason: "the engine has stopped".into() }.into()
+}
+
 enum Command {
-    Submit(u64, Box<Request>, Listener),
+    Submit(u64, Box<Request>, Ear),
     End(u64, FinishReason),
     Stats(Sender<EngineStats>),
     Stop,
@@ -82,17 +112,30 @@ impl EngineHandle {
     /// # Errors
     /// The engine does not keep up with what it is told, or has died.
     pub fn submit(&self, request: Request, listener: Listener) -> Result<u64, EngineError> {
-        let key = self.next_key.fetch_add(1, Ordering::Relaxed);
-        match self.commands.try_send(Command::Submit(key, Box::new(request), listener)) {
-            Ok(()) => (self.waker)(),
-            Err(TrySendError::Full(_)) => {
-                return Err(Refusal::QueueFull { waiting: COMMANDS, most: COMMANDS }.into());
-            }
-            Err(TrySendError::Disconnected(_)) => {
-                return Err(ExecutorDead { reason: "the engine has stopped".into() }.into());
-            }
+        if !self.is_alive() {
+            return Err(stopped());
         }
-        Ok(key)
+        let key = self.next_key.fetch_add(1, Ordering::Relaxed);
+        let ear = Ear { listener, open: true };
+        let refused = match self.commands.try_send(Command::Submit(key, Box::new(request), ear)) {
+            Ok(()) => {
+                (self.waker)();
+                return Ok(key);
+            }
+            Err(refused) => refused,
+        };
+        let (mut command, error) = match refused {
+            TrySendError::Full(command) => {
+                let full = Refusal::QueueFull { waiting: COMMANDS, most: COMMANDS };
+                (command, full.into())
+            }
+            TrySendError::Disconnected(command) => (command, stopped()),
+        };
+        if let Command::Submit(_, _, ear) = &mut command {
+            // The caller is told.
+            ear.open = false;
+        }
+        Err(error)
     }
 
     /// Ends a request at any state: a stop string was found, the client has gone.
@@ -129,7 +172,7 @@ impl Drop for EngineHandle {
 
 struct Server {
     engine: Engine,
-    listeners: HashMap<u64, Listener>,
+    listeners: HashMap<u64, Ear>,
     start: Instant,
 }
 
@@ -138,7 +181,9 @@ impl Server {
         self.engine.set_waker(wakeup.waker());
         let mut checked = Instant::now();
         loop {
-            while let Ok(command) = commands.try_recv() {
+            let mut obeyed = 0;
+            for command in commands.try_iter().take(COMMANDS_A_TURN) {
+                obeyed += 1;
                 if !self.obey(command) {
                     return Ok(());
                 }
@@ -150,7 +195,7 @@ impl Server {
                 self.engine.check();
                 checked = Instant::now();
             }
-            if progress != Progress::Worked {
+            if progress != Progress::Worked && obeyed < COMMANDS_A_TURN {
                 wakeup.wait(LONGEST_WAIT);
             }
         }
@@ -159,16 +204,14 @@ impl Server {
     /// `false`: stop.
     fn obey(&mut self, command: Command) -> bool {
         match command {
-            Command::Submit(key, request, mut listener) => {
-                match self.engine.submit(key, *request) {
-                    Ok(()) => {
-                        self.listeners.insert(key, listener);
-                    }
-                    Err(refusal) => {
-                        listener(Event::Failed(Arc::new(refusal.into())));
-                    }
+            Command::Submit(key, request, mut ear) => match self.engine.submit(key, *request) {
+                Ok(()) => {
+                    self.listeners.insert(key, ear);
                 }
-            }
+                Err(refusal) => {
+                    ear.hear(Event::Failed(Arc::new(refusal.into())));
+                }
+            },
             Command::End(key, reason) => self.engine.end(key, reason),
             Command::Stats(sender) => {
                 // Whoever asked may have gone.
@@ -182,12 +225,12 @@ impl Server {
     fn deliver(&mut self) {
         for told in self.engine.take_events() {
             let last = matches!(told.event, Event::Finished(_) | Event::Failed(_));
-            let Some(listener) = self.listeners.get_mut(&told.request) else { continue };
-            let listens = listener(told.event);
-            if last || !listens {
+            let Some(ear) = self.listeners.get_mut(&told.request) else { continue };
+            let listens = ear.hear(told.event);
+            if !listens {
                 self.listeners.remove(&told.request);
             }
-            if !listens {
+            if !listens && !last {
                 self.engine.end(told.request, FinishReason::Cancelled);
             }
         }
@@ -201,8 +244,8 @@ impl Server {
 
     fn fail_all(&mut self, error: EngineError) {
         let error = Arc::new(error);
-        for (_, mut listener) in self.listeners.drain() {
-            listener(Event::Failed(error.clone()));
+        for (_, mut ear) in self.listeners.drain() {
+            ear.hear(Event::Failed(error.clone()));
         }
     }
 }
