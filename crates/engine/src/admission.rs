@@ -344,7 +344,7 @@ fn too_large(
     Refusal::TooLarge {
         prompt,
         max_tokens,
-        needed_bytes: pool.bytes_for_tokens(prompt + max_tokens - 1, floor, 1),
+        needed_bytes: pool.budget_for_tokens(prompt + max_tokens - 1, floor, 1),
         contract: contract.name(),
         floor: floor.name(),
         budget_bytes: pool.config().budget_bytes,

@@ -126,9 +126,15 @@ pub fn minimum_budget_bytes(config: &PoolConfig, contract: Fidelity) -> usize {
         group_need(group, tokens, 1)
     };
     let needs: Vec<GroupNeed> = config.groups.iter().map(need).collect();
+    smallest_budget(config, &needs, config.floor(contract))
+}
+
+/// The smallest budget in bytes whose own spans hold `needs`; where `config` asks for more and its spans,
+/// which are larger, do not hold them, the next larger one that does.
+fn smallest_budget(config: &PoolConfig, needs: &[GroupNeed], floor: PageFormat) -> usize {
     let minimum_at = |budget_bytes: usize| {
         let geometry = Geometry::new(&PoolConfig { budget_bytes, ..config.clone() });
-        let spans = spans_for(config, &geometry, &needs, config.floor(contract));
+        let spans = spans_for(config, &geometry, needs, floor);
         spans * (geometry.span_bytes + geometry.table_bytes_per_span)
     };
     // The budget decides how spans are cut, and that decides the minimum: look for a budget that
@@ -166,6 +172,15 @@ impl BlockPool {
         let geometry = &self.shared.geometry;
         let spans = self.spans_for_tokens(tokens, floor, step_tokens);
         spans * (geometry.span_bytes + geometry.table_bytes_per_span)
+    }
+
+    /// A budget in bytes with which a pool like this one holds that sequence: other budgets are cut in spans
+    /// of other sizes, so that [`bytes_for_tokens`](Self::bytes_for_tokens) need not do.
+    pub fn budget_for_tokens(&self, tokens: usize, floor: PageFormat, step_tokens: usize) -> usize {
+        let config = self.config();
+        let need = |group: &GroupConfig| group_need(group, tokens, step_tokens);
+        let needs: Vec<GroupNeed> = config.groups.iter().map(need).collect();
+        smallest_budget(config, &needs, floor)
     }
 
     /// Whether one sequence of `tokens` tokens, alone in the pool, fits with its sealed blocks in
