@@ -132,6 +132,7 @@ mod tests {
         assert_eq!(model.prefill_tokens(0, 4000.0), 7);
         assert_eq!(model.prefill_tokens(3000, 4000.0), 1);
         assert_eq!(model.prefill_tokens(0, -100.0), 0);
+        assert!(model.prefill_tokens(0, f64::INFINITY) > 1_000);
         assert_eq!(model.ridge_rows(0.0, 1.0), 8);
         assert_eq!(model.ridge_rows(1500.0, 4.0), 8);
         assert_eq!(model.rows_within(0.0, 4000.0), 9);
