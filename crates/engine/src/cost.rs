@@ -51,8 +51,11 @@ impl CostModel {
             + context_us * rows.context as f64
     }
 
-    /// Prefill tokens behind `position` tokens that take `left_us`.
+    /// Prefill tokens behind `position` tokens that take `left_us`; any number where that is infinite.
     pub(crate) fn prefill_tokens(&self, position: usize, left_us: f64) -> usize {
+        if left_us == f64::INFINITY {
+            return usize::MAX;
+        }
         let StepCosts { prefill_token_us, context_us, .. } = self.costs;
         let tokens =
             |behind: f64| left_us.max(0.0) / (prefill_token_us + context_us * behind).max(1e-3);
@@ -132,7 +135,7 @@ mod tests {
         assert_eq!(model.prefill_tokens(0, 4000.0), 7);
         assert_eq!(model.prefill_tokens(3000, 4000.0), 1);
         assert_eq!(model.prefill_tokens(0, -100.0), 0);
-        assert!(model.prefill_tokens(0, f64::INFINITY) > 1_000);
+        assert_eq!(model.prefill_tokens(7, f64::INFINITY), usize::MAX);
         assert_eq!(model.ridge_rows(0.0, 1.0), 8);
         assert_eq!(model.ridge_rows(1500.0, 4.0), 8);
         assert_eq!(model.rows_within(0.0, 4000.0), 9);
