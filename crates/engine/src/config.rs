@@ -1,12 +1,14 @@
 //! What an engine is made with, and the KV pool that follows from it.
 
+use std::time::Duration;
+
 use reef_kv::page::PageFormat;
 use reef_kv::prefix::IndexKind;
 use reef_kv::{BlockPool, ConfigError, GroupConfig, Ladder, PoolConfig};
 use reef_model::spec::ModelSpec;
 
 use crate::admission::Refusal;
-use crate::session::Rules;
+use crate::session::{EngineError, Rules};
 use crate::tenant::Tenant;
 
 /// Prompt tokens computed in one step at most. Large enough that weights are read seldom, small enough
@@ -33,6 +35,9 @@ pub struct EngineConfig {
     pub tenants: Vec<Tenant>,
     /// How prefixes are found again; `None`: not at all.
     pub prefix: Option<PrefixSettings>,
+    /// How long to measure at start what steps cost; zero: costs are assumed at first, and corrected by
+    /// what is seen.
+    pub calibration: Duration,
 }
 
 impl EngineConfig {
@@ -48,6 +53,7 @@ impl EngineConfig {
             scheduling: Scheduling::default(),
             tenants: vec![Tenant::default()],
             prefix: Some(PrefixSettings::default()),
+            calibration: Duration::ZERO,
         }
     }
 }
@@ -70,6 +76,14 @@ impl EngineConfig {
             return wrong("gap_factor must be at least 1 and batch_share from 0 to 1");
         }
         Ok(())
+    }
+
+    /// The KV pool for a model of `spec`.
+    pub(crate) fn pool(&self, spec: &ModelSpec) -> Result<BlockPool, EngineError> {
+        let plain = pool_config(spec, self.block_size, self.budget_bytes);
+        let pinned = with_pinned(plain, spec, &self.pinned_layers)?;
+        let (prefault, ladder) = (self.prefault, self.ladder.clone());
+        Ok(BlockPool::new(PoolConfig { prefault, ladder, ..pinned })?)
     }
 
     /// Tokens of a prompt's chunk at most: its open f16 blocks take at most a quarter of a small pool, so

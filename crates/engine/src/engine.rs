@@ -7,13 +7,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use reef_kv::prefix::{PrefixCache, PrefixEvent, PrefixIdentity, PrefixRoot};
-use reef_kv::{BlockPool, PoolConfig, StepFence};
+use reef_kv::{BlockPool, StepFence};
 use reef_model::runner::ModelRunner;
 
-use crate::config::{EngineConfig, pool_config, with_pinned};
+use crate::config::EngineConfig;
 use crate::cost::{CostModel, StepRows};
 use crate::event::{Event, Told};
-use crate::executor::{Executor, ExecutorFacts, Logits, SlotKey, SlotWork, StepWork};
+use crate::executor::calibrate::calibrate;
+use crate::executor::inline::{ASSUMED_COSTS, InlineExecutor, ModelWorker};
+use crate::executor::model::ThreadedExecutor;
+use crate::executor::{Executor, ExecutorDead, ExecutorFacts, Logits, SlotKey, SlotWork, StepWork};
 use crate::run::{Live, Run, RunId};
 use crate::schedule::Planned;
 use crate::session::EngineError;
@@ -99,15 +102,27 @@ impl Engine {
     /// # Errors
     /// A budget that is too small for the model or more than the system gives; a pinned layer that the
     /// model does not have.
-    pub fn new(runner: ModelRunner, config: EngineConfig) -> Result<Engine, EngineError> {
-        let spec = runner.spec();
-        let plain = pool_config(spec, config.block_size, config.budget_bytes);
-        let pinned = with_pinned(plain, spec, &config.pinned_layers)?;
-        let (prefault, ladder) = (config.prefault, config.ladder.clone());
-        let pool = BlockPool::new(PoolConfig { prefault, ladder, ..pinned })?;
-        let worker = crate::executor::inline::ModelWorker::new(runner, pool.clone());
-        let executor = crate::executor::inline::InlineExecutor::new(worker);
+    pub fn new(mut runner: ModelRunner, config: EngineConfig) -> Result<Engine, EngineError> {
+        let costs = match config.calibration.is_zero() {
+            true => ASSUMED_COSTS,
+            false => calibrate(&mut runner, config.block_size, config.calibration)?.costs,
+        };
+        let pool = config.pool(runner.spec())?;
+        let worker = ModelWorker::new(runner, pool.clone());
+        let executor = ThreadedExecutor::spawn(worker, costs);
+        let executor = executor.map_err(|error| ExecutorDead { reason: error.to_string() })?;
         Engine::with_executor(Box::new(executor), pool, config)
+    }
+
+    /// An engine on `runner`, computing within [`turn`](Self::turn) and never measuring: the same calls
+    /// give the same events.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn inline(runner: ModelRunner, config: EngineConfig) -> Result<Engine, EngineError> {
+        let pool = config.pool(runner.spec())?;
+        let worker = ModelWorker::new(runner, pool.clone());
+        Engine::with_executor(Box::new(InlineExecutor::new(worker)), pool, config)
     }
 
     /// An engine on any executor that works on the pages of `pool`, made as `config` says.

@@ -43,7 +43,7 @@ pub struct LedgerEntry {
     /// Blocks it was done to (per KV group for re-encoding; over all full groups for drops, where the
     /// pages dropped in single layers count once they make up a block).
     pub blocks: usize,
-    /// Bytes of pages it gave back.
+    /// Bytes of pages it gave back; of a block that several requests hold, in the ledger of each.
     pub bytes: usize,
     /// Why.
     pub reason: Reason,

@@ -558,6 +558,22 @@ mod tests {
     }
 
     #[test]
+    fn a_full_span_is_emptied_into_holes_that_cannot_be_closed() {
+        let mut spans = Spans::new(100, 3, &[25]);
+        let places: Vec<_> = (0..12).map(|i| spans.take(0, Slot::Held(i), 0).unwrap()).collect();
+        [5, 6, 7, 9, 10, 11].into_iter().for_each(|index: usize| spans.give_back(places[index]));
+        // A page of each of the last two spans stays where it is: only the first can be emptied.
+        let movable = |block| block < 4;
+        assert_eq!(spans.spans_of([places[4], places[8]].into_iter()), [2]);
+        let source = spans.emptiest_span(movable).unwrap();
+        assert_eq!(source, places[0].span);
+        let mut moved = Vec::new();
+        spans.empty_span(source, |relocation| moved.push((relocation.block, relocation.to)));
+        assert_eq!(moved, [(0, 125), (1, 150), (2, 175), (3, 225)]);
+        assert_eq!((spans.empty_spans(), spans.emptiest_span(movable)), (1, None));
+    }
+
+    #[test]
     fn compaction_empties_the_emptiest_span() {
         let mut spans = Spans::new(100, 3, &[25]);
         let places: Vec<_> = (0..9).map(|i| spans.take(0, Slot::Held(i), 0).unwrap()).collect();

@@ -111,6 +111,98 @@ fn a_copy_counts_as_demand_and_waits_for_the_end_of_a_step() {
     sound(&pool, &[&parent, &forks[0], &forks[1], &fork]);
 }
 
+/// Tokens that were written before a fork and accepted after it fill a block that is open in the fork: once
+/// the index names it, the fork must not write it, even alone.
+#[test]
+fn a_block_that_the_index_names_is_never_written() {
+    let pool = pool(1 << 20);
+    let mut parent = sequence(&pool, 0, Fidelity::Exact, 20);
+    parent.grow(12).unwrap();
+    let mut fork = parent.fork(1);
+    parent.commit(12);
+    let named = names(&mut parent, 16);
+    let block = page(&parent, 0, 0, 16);
+    sound(&pool, &[&parent, &fork]);
+    drop(parent);
+    assert_eq!(page(&fork, 0, 0, 16), block);
+    fork.grow(1).unwrap();
+    assert_ne!(page(&fork, 0, 0, 16).offset, block.offset);
+    sound(&pool, &[&fork]);
+    let state = CachedState { held: false, fidelity: Fidelity::Exact, f16: true };
+    assert_eq!(pool.cached(named[0]), Some(state));
+}
+
+#[test]
+fn a_name_is_of_one_block_whatever_its_record_is_used_for_later() {
+    let pool = pool(1 << 20);
+    let (mut old, mut changes) = (Vec::new(), Vec::new());
+    for id in 0..4 {
+        let mut sequence = sequence(&pool, id, Fidelity::Exact, 32);
+        let named = [names(&mut sequence, 0), names(&mut sequence, 16)].concat();
+        assert!(named.iter().all(|name| pool.cached(*name).is_some() && !old.contains(name)));
+        for stale in &old {
+            assert!(pool.attach(*stale).is_none() && pool.cached(*stale).is_none());
+            assert_eq!(pool.uncache(*stale), 0);
+        }
+        sound(&pool, &[&sequence]);
+        drop(sequence);
+        named.iter().for_each(|name| assert!(pool.uncache(*name) > 0));
+        pool.drain_cache_changes(&mut changes);
+        old.extend(named);
+    }
+    assert_eq!(changes.len(), old.len());
+    assert_eq!(pool.accounts().used_bytes(), 0);
+}
+
+/// An f16 block that was computed from int8 pages is no better than those.
+#[test]
+fn copied_rows_bring_the_fidelity_that_they_were_computed_with() {
+    let pool = pool(1 << 20);
+    let mut source = sequence(&pool, 0, Fidelity::Int8, 16);
+    let plan = plan_format_at_seal(&source, PageFormat::Int8, 0, 0);
+    apply(&mut source, &plan, 1);
+    extend(&mut source, 16);
+    let named = names(&mut source, 16);
+    let state = CachedState { held: true, fidelity: Fidelity::Int8, f16: true };
+    assert_eq!(pool.cached(named[0]), Some(state));
+    let mut copy = Sequence::new(&pool, request(1, Fidelity::Int8));
+    let guards: Vec<_> = named.iter().map(|name| pool.attach(*name)).collect();
+    copy.copy_rows(&guards, 9).unwrap();
+    assert_eq!((copy.next_position(), copy.fidelity()), (9, Fidelity::Int8));
+    // And what is computed from them is no better either.
+    copy.grow(7).unwrap();
+    copy.commit(7);
+    let named = names(&mut copy, 0);
+    assert_eq!(pool.cached(named[0]), Some(state));
+    sound(&pool, &[&source, &copy]);
+}
+
+/// The pool is full but for three open blocks: four sharers can go on, a fifth cannot.
+#[test]
+fn all_sharers_together_need_one_copy_less_than_they_are() {
+    let pool = pool(96 << 10);
+    let parent = sequence(&pool, 0, Fidelity::Exact, 40);
+    let mut sharers = vec![parent];
+    let needed = |sharers: &[Sequence]| {
+        let demands: Vec<Demand<'_>> = sharers.iter().map(|one| demand(one, 1, 1)).collect();
+        relief_needed_bytes(&pool, &demands)
+    };
+    while needed(&sharers) == 0 {
+        sharers.push(sharers[0].fork(sharers.len() as u64));
+    }
+    assert!(sharers.len() > 3);
+    let last = sharers.pop();
+    // It holds the block, but does not go on.
+    assert!(needed(&sharers) > 0);
+    drop(last);
+    assert_eq!(needed(&sharers), 0);
+    sharers.iter_mut().for_each(|sharer| sharer.grow(1).unwrap());
+    // Nothing is left.
+    let more = sharers[0].fork(99);
+    assert!(needed(std::slice::from_ref(&more)) > 0);
+    sound(&pool, &sharers.iter().chain([&more]).collect::<Vec<_>>());
+}
+
 #[test]
 fn a_view_that_somebody_holds_does_not_change_and_is_not_copied_for_decode() {
     let pool = pool(1 << 20);

@@ -31,6 +31,9 @@ pub enum Workload {
     PrefillGap,
 }
 
+/// As a server does at its start.
+const CALIBRATION: std::time::Duration = std::time::Duration::from_millis(500);
+
 /// The model that everything is measured with.
 pub struct Setting {
     gguf: Gguf,
@@ -50,6 +53,7 @@ impl Setting {
         config.block_size = self.model.block_size;
         config.ladder.four_bit_keys =
             profiles::known(&self.gguf).is_some_and(|profile| profile.four_bit_keys);
+        config.calibration = CALIBRATION;
         change(&mut config);
         Ok(Engine::new(runner, config)?)
     }

@@ -23,13 +23,15 @@ pub struct Calibration {
     pub decode_us: Vec<(usize, f64)>,
     /// (tokens, microseconds) of prefill steps of one sequence.
     pub prefill_us: Vec<(usize, f64)>,
+    /// Microseconds that a row takes to attend one token.
+    pub context_us: f64,
     /// The line through them.
     pub costs: StepCosts,
 }
 
 /// Measures decode and prefill steps of `runner` on a small pool of its own, for about `limit` (at least
-/// one decode and one prefill step, however long they take). Contexts are a block long and their pages
-/// blank: what longer ones add is seen in operation.
+/// one decode and one prefill step, however long they take). Pages are blank, and contexts a block long but
+/// for the one that tells what attending costs.
 ///
 /// # Errors
 /// Memory that the system does not give.
@@ -41,8 +43,8 @@ pub fn calibrate(
     let end = Instant::now() + limit;
     let largest = BATCHES[BATCHES.len() - 1];
     let pool = roomy_pool(runner.spec(), block_size, 2 * block_size * largest)?;
-    let (mut decode_us, mut prefill_us): (Vec<(usize, f64)>, Vec<(usize, f64)>) =
-        Default::default();
+    let mut decode_us: Vec<(usize, f64)> = Vec::new();
+    let mut prefill_us: Vec<(usize, f64)> = Vec::new();
     for batch in BATCHES {
         // A row of a larger batch takes at most what it took in the last.
         if let Some((rows, us)) = decode_us.last()
@@ -60,8 +62,12 @@ pub fn calibrate(
         }
         prefill_us.push((chunk, step_us(runner, &pool, 1, (0, chunk))?));
     }
-    let costs = fit(&decode_us, &prefill_us);
-    Ok(Calibration { decode_us, prefill_us, costs })
+    let near_us = decode_us.first().map_or(0.0, |(_, us)| *us);
+    let far = (2 * largest - 2) * block_size;
+    let far_us = step_us(runner, &pool, 1, (far, 1))?;
+    let context_us = ((far_us - near_us) / (far - block_size) as f64).max(0.0);
+    let costs = StepCosts { context_us, ..fit(&decode_us, &prefill_us) };
+    Ok(Calibration { decode_us, prefill_us, context_us, costs })
 }
 
 fn left_us(end: Instant) -> f64 {
@@ -132,7 +138,7 @@ fn fit(decode_us: &[(usize, f64)], prefill_us: &[(usize, f64)]) -> StepCosts {
     // A prompt's tokens come on top of a step that reads the weights anyway.
     let prefill_token_us = slope(prefill_us, 0);
     let row_us = if decode_us.len() > 1 { slope(decode_us, 1) } else { prefill_token_us };
-    StepCosts { base_us, row_us, prefill_token_us }
+    StepCosts { base_us, row_us, prefill_token_us, context_us: 0.0 }
 }
 
 #[cfg(test)]

@@ -56,7 +56,7 @@ fn engine_of(
 ) -> Engine {
     let mut config = engine_config(budget_bytes);
     change(&mut config);
-    Engine::new(model.runner(options(Activations::Int8)), config).unwrap()
+    Engine::inline(model.runner(options(Activations::Int8)), config).unwrap()
 }
 
 fn requests(random: &mut Random, count: usize, vocabulary: usize) -> Vec<Request> {

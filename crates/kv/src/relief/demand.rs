@@ -39,7 +39,8 @@ pub fn relief_needed_bytes(pool: &BlockPool, demands: &[Demand<'_>]) -> usize {
     pool.shared.page_bytes_sum(&pages).saturating_sub(free_bytes).max(1)
 }
 
-/// Pages per size class that all demands together need for `tokens(demand)` more tokens each.
+/// Pages per size class that all demands together need for `tokens(demand)` more tokens each, at their peak:
+/// new blocks, and copies of shared open ones, of which the last holder needs none.
 pub(super) fn demand_pages(
     pool: &BlockPool,
     state: &State,
@@ -47,32 +48,34 @@ pub(super) fn demand_pages(
     tokens: impl Fn(&Demand<'_>) -> usize,
 ) -> Vec<usize> {
     let mut blocks = vec![0; pool.config().groups.len()];
+    let mut copies = Vec::new();
     for demand in demands {
-        let more = demand_blocks(demand, tokens(demand), state);
-        blocks.iter_mut().zip(more).for_each(|(sum, more)| *sum += more);
+        let tokens = demand.sequence.remaining(tokens(demand));
+        for (group, blocks) in blocks.iter_mut().enumerate() {
+            *blocks += new_blocks(demand, tokens, group);
+        }
+        let of_sequence = demand.sequence.unwritable(tokens, state);
+        copies.extend(of_sequence.map(|copy| (copy.block, copy.group)));
+    }
+    copies.sort_unstable();
+    for holders in copies.chunk_by(|one, other| one == other) {
+        let (block, group) = holders[0];
+        let record = &state.blocks[block as usize];
+        let all_write = record.owners as usize == holders.len() && !record.cached;
+        blocks[group] += holders.len() - usize::from(all_write);
     }
     pool.shared.demand_pages(&blocks)
 }
 
-/// New blocks per group that `tokens` more tokens need at their peak, copies of shared open ones included.
-fn demand_blocks(demand: &Demand<'_>, tokens: usize, state: &State) -> Vec<usize> {
+/// New blocks of a group that `tokens` more tokens need at their peak.
+fn new_blocks(demand: &Demand<'_>, tokens: usize, group: usize) -> usize {
     let sequence = demand.sequence;
     let config = sequence.pool().config();
-    let tokens = sequence.remaining(tokens);
     let new = sequence.new_blocks(tokens);
-    let mut blocks = sequence.missing_blocks(tokens, state);
-    let peak = |group: usize, window: usize| {
-        let next = sequence.next_position();
-        let step = demand.step_tokens;
-        let peak = peak_window_blocks(window, config.block_size(), next, tokens, step);
-        peak.saturating_sub(sequence.tables[group].len())
-    };
-    for ((index, group), blocks) in config.groups.iter().enumerate().zip(&mut blocks) {
-        if let Some(window) = group.window {
-            *blocks -= new - peak(index, window).min(new);
-        }
-    }
-    blocks
+    let Some(window) = config.groups[group].window else { return new };
+    let (next, step) = (sequence.next_position(), demand.step_tokens);
+    let peak = peak_window_blocks(window, config.block_size(), next, tokens, step);
+    peak.saturating_sub(sequence.tables[group].len()).min(new)
 }
 
 /// Blocks to drop so that the kept tokens stay within the trained context.

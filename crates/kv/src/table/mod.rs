@@ -243,16 +243,9 @@ impl Sequence {
         blocks.min(u32::MAX as usize)
     }
 
-    /// Blocks per group to be taken for `tokens` more tokens: new ones and copies of shared open ones.
-    pub(crate) fn missing_blocks(&self, tokens: usize, state: &State) -> Vec<usize> {
-        let mut blocks = vec![self.new_blocks(tokens); self.tables.len()];
-        self.unwritable(tokens, state).for_each(|copy| blocks[copy.group] += 1);
-        blocks
-    }
-
     /// The blocks held that the next `tokens` tokens write in and that must be copied before: somebody else
     /// holds them, or the prefix index names them.
-    fn unwritable(&self, tokens: usize, state: &State) -> impl Iterator<Item = CopyOf> {
+    pub(crate) fn unwritable(&self, tokens: usize, state: &State) -> impl Iterator<Item = CopyOf> {
         let end = self.next_position.saturating_add(tokens);
         let tables = self.tables.iter().enumerate();
         tables.flat_map(move |(group, table)| {
