@@ -100,8 +100,8 @@ impl Engine {
     fn displaced_by(&self, unit: &[RunId]) -> Option<Vec<RunId>> {
         let live = &self.requests[&self.runs[&unit[0]].request];
         let slots = unit.len() + live.missing_branches();
-        let mut needs: Vec<Need> = unit.iter().flat_map(|id| self.needs(*id, true)).collect();
         let resumes = self.runs[&unit[0]].preemptions > 0;
+        let mut needs: Vec<Need> = unit.iter().flat_map(|id| self.needs(*id, resumes)).collect();
         let mut inside: Vec<RunId> =
             self.runs.values().filter(|r| !r.is_out()).map(|r| r.id).collect();
         // Who leaves first stands last.
@@ -167,7 +167,7 @@ impl Engine {
         let soon = (run.generated() + HORIZON_TOKENS).min(live.limit);
         let policy = self.config.scheduling.admission;
         match live.request.max_tokens {
-            _ if policy == AdmissionPolicy::Utilize && !(reserved && run.preemptions > 0) => soon,
+            _ if policy == AdmissionPolicy::Utilize && !reserved => soon,
             Some(_) => live.limit,
             None => soon.max(self.expected_tokens as usize).min(live.limit),
         }
@@ -179,7 +179,7 @@ impl Engine {
         let bytes = |id: RunId| -> usize {
             let config = self.pool.config();
             let of = |need: &Need| need.tokens * config.bytes_per_token(need.floor);
-            self.needs(id, true).iter().map(of).sum()
+            self.needs(id, self.runs[&id].preemptions > 0).iter().map(of).sum()
         };
         let held = |belongs: &dyn Fn((usize, i32)) -> bool| {
             let inside = self.runs.values().filter(|run| !run.is_out());

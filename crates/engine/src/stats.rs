@@ -176,7 +176,7 @@ impl Engine {
     /// Runs like the mean of those known that the pool holds at their floors.
     fn kv_ceiling(&self) -> usize {
         let config = self.pool.config();
-        let needs = self.runs.keys().flat_map(|id| self.needs(*id, true));
+        let needs = self.runs.keys().flat_map(|id| self.needs(*id, self.runs[id].preemptions > 0));
         let bytes = needs.map(|need| need.tokens * config.bytes_per_token(need.floor));
         let (sum, count) = bytes.fold((0, 0), |(sum, count), bytes| (sum + bytes, count + 1));
         let floor = config.bytes_per_token(PageFormat::Int4);
