@@ -6,6 +6,7 @@
 //! and is skipped where they are absent (`cargo xtask test` fetches them first).
 
 mod architectures;
+mod behaviours;
 mod bits;
 mod contracts;
 mod evaluation;

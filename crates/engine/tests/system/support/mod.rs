@@ -4,6 +4,7 @@
 #[path = "../../../../model/tests/gguf/builder.rs"]
 pub mod builder;
 pub mod drive;
+pub mod faulty;
 pub mod files;
 pub mod random;
 pub mod reference;
