@@ -6,6 +6,7 @@ use reef_kv::{Accounts, page::PageFormat};
 use crate::cost::StepRows;
 use crate::engine::Engine;
 use crate::event::PauseKind;
+use crate::speculate::{SpeculationCounters, Speculator};
 use crate::store::SpillUsage;
 
 /// Running totals since the start.
@@ -120,6 +121,8 @@ pub struct EngineStats {
     pub ceilings: Ceilings,
     /// The spill store, if there is one.
     pub spill: Option<SpillUsage>,
+    /// What became of drafts, if any are made.
+    pub speculation: Option<SpeculationCounters>,
     /// Totals.
     pub counters: Counters,
 }
@@ -134,6 +137,7 @@ impl Engine {
             accounts: self.pool.accounts(),
             ceilings: self.ceilings(),
             spill: self.spill.as_ref().map(|spill| spill.usage()),
+            speculation: self.speculator.as_ref().map(Speculator::counters),
             counters: self.counters,
         }
     }
