@@ -7,6 +7,7 @@ use crate::cost::StepRows;
 use crate::engine::Engine;
 use crate::event::PauseKind;
 use crate::executor::StepCosts;
+use crate::speculate::{SpeculationCounters, Speculator};
 use crate::store::SpillUsage;
 
 /// Running totals since the start.
@@ -123,6 +124,8 @@ pub struct EngineStats {
     pub costs: StepCosts,
     /// The spill store, if there is one.
     pub spill: Option<SpillUsage>,
+    /// What became of drafts, if any are made.
+    pub speculation: Option<SpeculationCounters>,
     /// Totals.
     pub counters: Counters,
 }
@@ -138,6 +141,7 @@ impl Engine {
             ceilings: self.ceilings(),
             costs: self.cost.costs(),
             spill: self.spill.as_ref().map(|spill| spill.usage()),
+            speculation: self.speculator.as_ref().map(Speculator::counters),
             counters: self.counters,
         }
     }
