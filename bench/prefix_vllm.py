@@ -1,10 +1,12 @@
 """The trace of `crates/kv/examples/prefix_bench.rs` on vLLM's block pool, and the ratio of the two.
 
-    python bench/prefix_vllm.py SOURCE [PREFIX_BENCH]
+    python bench/prefix_vllm.py SOURCE [PREFIX_BENCH] [--their-block-size]
 
 SOURCE: the unpacked source of vLLM (tried with 0.33.0). Its modules block_pool, kv_cache_utils and hashing
 run as they are; what they import besides (torch, configuration, metrics) is replaced by empty stubs, so
-nothing need be installed. PREFIX_BENCH: the built example, run in turn with vLLM's side.
+nothing need be installed. PREFIX_BENCH: the built example, run in turn with vLLM's side, with pages of one
+layer (vLLM's pool names a block by one number for all layers) and of SmolLM2's thirty. Blocks are of 32
+tokens on both sides, or on vLLM's side of its default, 16.
 
 The operations per request are those of vLLM's KVCacheManager for one full-attention group: hash the prompt's
 blocks (`get_request_block_hasher`, SHA-256 as by default), look each up until one is missing, touch those
@@ -25,7 +27,8 @@ import types
 from collections import deque
 
 TOKENS, DOCUMENT, DOCUMENTS, REQUESTS, UNTIMED, RUNNING = 8192, 6144, 3, 600, 60, 4
-BLOCK, BLOCKS = 32, 2048
+LAYERS = [1, 30]
+BLOCK, BLOCKS = (16, 4096) if "--their-block-size" in sys.argv else (32, 2048)
 CASES = ["document", "new", "again"]
 REAL = {
     "vllm.v1.core.block_pool",
@@ -149,19 +152,24 @@ def main():
         peer = play()
         own = []
         if len(sys.argv) > 2:
-            output = subprocess.run([sys.argv[2], "--json"], capture_output=True, check=True, text=True)
-            own = [json.loads(line) for line in output.stdout.splitlines()]
+            for layers in LAYERS:
+                command = [sys.argv[2], str(layers), "--json"]
+                output = subprocess.run(command, capture_output=True, check=True, text=True)
+                own += [{**json.loads(line), "layers": layers} for line in output.stdout.splitlines()]
         rounds.append((peer, own))
     for case in CASES:
         peers = [peer[case] for peer, _ in rounds]
         peer_us = statistics.median(map(together, peers))
         print(f"{case:9} vLLM   hit {peers[0]['hit_tokens']:4}  {peer_us:8.1f} us  " + json.dumps(peers[-1]))
-        for index in ("chain", "radix"):
-            rows = [[r for r in own if (r["index"], r["case"]) == (index, case)] for _, own in rounds]
-            if rows[0]:
-                own_us = statistics.median(together(row[0]) for row in rows)
-                hit = rows[0][0]["hit_tokens"]
-                print(f"{case:9} {index}  hit {hit:4}  {own_us:8.1f} us  {peer_us / own_us:6.1f} times faster")
+        for which in [(index, layers) for layers in LAYERS for index in ("chain", "radix")]:
+            is_it = lambda row: (row["index"], row["layers"], row["case"]) == (*which, case)
+            rows = [row for _, own in rounds for row in filter(is_it, own)]
+            if rows:
+                own_us = statistics.median(map(together, rows))
+                print(
+                    f"{case:9} {which[0]}  hit {rows[0]['hit_tokens']:4}  {own_us:8.1f} us  "
+                    f"{peer_us / own_us:6.1f} times faster, pages of {which[1]} layers"
+                )
 
 
 main()

@@ -4,6 +4,7 @@ mod bench;
 mod golden;
 mod licenses;
 mod peers;
+mod sim;
 mod test;
 mod tidy;
 
@@ -18,6 +19,7 @@ const USAGE: &str = "usage: cargo xtask WORD
   licenses           the licenses of all dependencies
   golden [NAME]      writes test vectors anew (xtask/golden/*.py), in a venv under target/
   bench [ARGUMENTS]  reef bench beside llama.cpp; appends to bench/results/
+  sim ARGUMENTS      one simulated world (--seed N), or many (--seeds A..B)
   peers              installs the peers that benches measure against";
 
 fn main() -> ExitCode {
@@ -39,6 +41,7 @@ fn run(words: &[String]) -> anyhow::Result<()> {
         ("licenses", []) => licenses::run(),
         ("golden", names) => golden::run(names),
         ("bench", arguments) => bench::run(arguments),
+        ("sim", arguments) => sim::run(arguments),
         ("peers", []) => peers::run(),
         _ => bail!("`{}` is no word of xtask\n{USAGE}", words.join(" ")),
     }

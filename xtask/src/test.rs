@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use anyhow::{Context as _, bail};
 
-use crate::{cargo, command, licenses, read, run_shown, tidy};
+use crate::{cargo, command, licenses, read, run_shown, sim, tidy};
 
 /// Platforms that must at least type-check. (Their programs cannot run here.)
 const FOREIGN_TARGETS: [&str; 3] =
@@ -33,6 +33,7 @@ pub fn run() -> anyhow::Result<()> {
         });
     }
     stages.run("tests", || run_shown(cargo(&["test", "--workspace", "--no-fail-fast"])));
+    stages.run("simulation", sim::run_all);
     stages.finish()
 }
 

@@ -297,7 +297,10 @@ impl Engine {
         self.waiting.retain(|&waiting| waiting != id);
         match spill.load(record.number, pages) {
             Ok(()) => run.state = State::Loading(record),
-            Err(_) => self.throw_away_record(id),
+            Err(_) => {
+                spill.discard(record.number);
+                self.throw_away_record(id);
+            }
         }
         true
     }

@@ -33,7 +33,13 @@ impl Engine {
         let Some(live) = self.requests.get_mut(&key) else { return };
         let parents = live.runs.clone();
         let runs = &mut self.runs;
-        let mut take = |id: &RunId| runs.get_mut(id).and_then(|run| run.beam_logits.take());
+        let mut take = |id: &RunId| {
+            let run = runs.get_mut(id)?;
+            let mut row = run.beam_logits.take()?;
+            // Bias, penalties, the bar on end tokens.
+            run.sampler.prepare(&mut row);
+            Some(row)
+        };
         let rows: Vec<Vec<f32>> = parents.iter().filter_map(&mut take).collect();
         let rows: Vec<&[f32]> = rows.iter().map(Vec::as_slice).collect();
         let Some(search) = &mut live.beams else { return };
@@ -50,12 +56,16 @@ impl Engine {
             let parent = parents[descent.parent];
             let id = match descent.takes_over {
                 true => Some(parent),
-                false => self.fork(parent, branch as u32, self.requests[&key].sampler(0)),
+                false => {
+                    let sampler = self.runs.get(&parent).map(|run| run.sampler.clone());
+                    sampler.and_then(|sampler| self.fork(parent, branch as u32, sampler))
+                }
             };
             let Some(id) = id else { continue };
             if let Some(run) = self.runs.get_mut(&id) {
                 run.branch = branch as u32;
                 run.tokens.push(descent.token);
+                run.sampler.accept(descent.token);
             }
             next.push(id);
         }

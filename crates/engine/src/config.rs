@@ -159,7 +159,7 @@ impl Default for Scheduling {
             max_waiting: 4096,
             chunk_tokens: PREFILL_CHUNK_TOKENS,
             step_limit_us: 100_000,
-            gap_factor: 2.0,
+            gap_factor: 1.8,
             latency_target_us: None,
             batch_share: 1.0,
             expected_tokens: 256,

@@ -64,19 +64,21 @@ impl CostModel {
         tokens(position as f64 + most / 2.0) as usize
     }
 
-    /// Learns from a step that took `elapsed_us`: the costs that made up most of it move by the ratio.
+    /// Learns from a step that took `elapsed_us`. One without prefill tells how fast the machine is now; what
+    /// one with prefill took beyond its decodes tells what prefill costs.
     pub(crate) fn learn_step(&mut self, rows: StepRows, elapsed_us: u64) {
         let expected = self.step_us(rows).max(1.0);
-        let ratio = (elapsed_us as f64 / expected).clamp(1.0 / OUTLIER_FACTOR, OUTLIER_FACTOR);
+        let prefill_us = self.costs.prefill_token_us * rows.prefill as f64;
+        let (seen, expected) = match rows.prefill {
+            0 => (elapsed_us as f64, expected),
+            _ => (elapsed_us as f64 - expected + prefill_us, prefill_us.max(1.0)),
+        };
+        let ratio = (seen / expected).clamp(1.0 / OUTLIER_FACTOR, OUTLIER_FACTOR);
         let factor = 1.0 + LEARNING_RATE * (ratio - 1.0);
         let StepCosts { base_us, row_us, prefill_token_us, context_us } = &mut self.costs;
-        if *context_us * rows.context as f64 > expected / 2.0 {
-            *context_us *= factor;
-        } else if rows.prefill > rows.decode {
-            *prefill_token_us *= factor;
-        } else {
-            *base_us *= factor;
-            *row_us *= factor;
+        match rows.prefill {
+            0 => [base_us, row_us, context_us].into_iter().for_each(|cost| *cost *= factor),
+            _ => *prefill_token_us *= factor,
         }
     }
 
@@ -155,11 +157,15 @@ mod tests {
         assert!((3900.0..4001.0).contains(&model.step_us(one)));
         model.learn_step(one, 4_000_000);
         assert!(model.costs().base_us < 4500.0);
-        let deep = StepRows { decode: 4, prefill: 16, context: 16 * 4000 };
+        let mixed = StepRows { decode: 4, prefill: 2, context: 4000 };
         let before = model.costs();
-        model.learn_step(deep, 80_000);
-        assert!(model.costs().context_us > before.context_us);
-        assert_eq!(model.costs().prefill_token_us, before.prefill_token_us);
+        model.learn_step(mixed, 80_000);
+        let after = model.costs();
+        assert!(after.prefill_token_us > before.prefill_token_us);
+        assert_eq!(
+            StepCosts { prefill_token_us: 0.0, ..after },
+            StepCosts { prefill_token_us: 0.0, ..before }
+        );
         model.learn_spill(1_000_000, 2000);
         assert!(model.swap_us(1_000_000) > 2000.0);
     }

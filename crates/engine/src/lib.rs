@@ -1,7 +1,8 @@
-//! What happens each step: chunked prefill, relief, decode, sampling; and teacher-forced scoring over
-//! the same pages for `eval`.
+//! What happens each step: who is let in, what is computed, what gives way, which tokens come of it; and
+//! teacher-forced scoring over the same pages for `eval`.
 //!
-//! Reads no clock and does no I/O: same inputs, same outputs.
+//! [`Engine::turn`] reads no clock, does no I/O and never waits: same inputs, same outputs. Threads, files
+//! and clocks stand in [`executor`], [`store`], [`handle`] and [`generate`].
 
 pub mod admission;
 mod admit;

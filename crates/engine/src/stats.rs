@@ -6,6 +6,8 @@ use reef_kv::{Accounts, page::PageFormat};
 use crate::cost::StepRows;
 use crate::engine::Engine;
 use crate::event::PauseKind;
+use crate::executor::StepCosts;
+use crate::speculate::{SpeculationCounters, Speculator};
 use crate::store::SpillUsage;
 
 /// Running totals since the start.
@@ -118,8 +120,12 @@ pub struct EngineStats {
     pub accounts: Accounts,
     /// Limits on running sequences.
     pub ceilings: Ceilings,
+    /// What steps cost, as estimated now.
+    pub costs: StepCosts,
     /// The spill store, if there is one.
     pub spill: Option<SpillUsage>,
+    /// What became of drafts, if any are made.
+    pub speculation: Option<SpeculationCounters>,
     /// Totals.
     pub counters: Counters,
 }
@@ -133,7 +139,9 @@ impl Engine {
             paused: self.runs.values().filter(|run| run.paused_since_us.is_some()).count(),
             accounts: self.pool.accounts(),
             ceilings: self.ceilings(),
+            costs: self.cost.costs(),
             spill: self.spill.as_ref().map(|spill| spill.usage()),
+            speculation: self.speculator.as_ref().map(Speculator::counters),
             counters: self.counters,
         }
     }

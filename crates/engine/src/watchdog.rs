@@ -45,6 +45,12 @@ impl Engine {
         let sequences: Vec<&Sequence> = self.runs.values().map(|run| &run.sequence).collect();
         let mut broken = check_invariants(&self.pool, &sequences);
         broken.extend(self.broken_lists());
+        let found = self.prefix.as_mut().and_then(|cache| cache.inconsistency());
+        broken.extend(found.map(|found| Violation {
+            id: "prefix-cache",
+            sentence: "index, tree, queues and pool agree on what is cached",
+            found,
+        }));
         self.counters.violations += broken.len() as u64;
         broken
     }

@@ -1,6 +1,6 @@
 //! What a prefix cache costs per request of 8,192 tokens, pages of SmolLM2-135M:
-//! `cargo run --release -p reef-kv --example prefix_bench [-- --json]`. `bench/prefix_vllm.py` plays the
-//! same trace on vLLM's block pool.
+//! `cargo run --release -p reef-kv --example prefix_bench [-- LAYERS [--json]]`. `bench/prefix_vllm.py` plays
+//! the same trace on vLLM's block pool, which names a block by one number for all layers (LAYERS = 1).
 //!
 //! Of three requests one begins with one of three documents of 6,144 tokens, one is new altogether, one
 //! repeats the first. Four run at a time; the pool holds eight, so that allocating means evicting. Lookup is
@@ -55,11 +55,11 @@ fn median_us(times: &mut [Duration]) -> f64 {
     times[times.len() / 2].as_secs_f64() * 1e6
 }
 
-fn play(kind: IndexKind) -> (Vec<Times>, prefix::PrefixStats) {
+fn play(kind: IndexKind, layers: usize) -> (Vec<Times>, prefix::PrefixStats) {
     let shape = PageShape { kv_heads: 3, head_dim: 64, block_size: BLOCK };
-    let groups = vec![GroupConfig { layers: 30, shape, window: None, pinned: vec![] }];
+    let groups = vec![GroupConfig { layers, shape, window: None, pinned: vec![] }];
     let block_bytes = groups[0].block_bytes(page::PageFormat::F16);
-    let budget_bytes = (BLOCKS as f64 * block_bytes as f64 * 1.012) as usize;
+    let budget_bytes = (BLOCKS as f64 * block_bytes as f64 * 1.02) as usize;
     let config = PoolConfig { groups, budget_bytes, prefault: false, ladder: Ladder::default() };
     let pool = BlockPool::new(config).expect("a pool of 1.5 GB, mapped and not touched");
     let identity = PrefixIdentity::new(b"SmolLM2-135M", "", BLOCK);
@@ -116,8 +116,9 @@ fn play(kind: IndexKind) -> (Vec<Times>, prefix::PrefixStats) {
 
 fn main() {
     let json = std::env::args().any(|argument| argument == "--json");
+    let layers = std::env::args().nth(1).and_then(|layers| layers.parse().ok()).unwrap_or(30);
     for (name, kind) in [("chain", IndexKind::Chain), ("radix", IndexKind::Radix)] {
-        let (cases, stats) = play(kind);
+        let (cases, stats) = play(kind, layers);
         if !json {
             println!("{name}: {} entries, tables of {} bytes", stats.entries, stats.table_bytes);
         }

@@ -84,6 +84,10 @@ impl BlockPool {
                 state.note_cache_change(block.index);
             }
             state.blocks[block.index as usize].owners += 1;
+            #[cfg(feature = "mutants")]
+            if crate::mutant::is_active(crate::mutant::Mutant::DropOwner) {
+                state.blocks[block.index as usize].owners -= 1;
+            }
             Some(BlockGuard::new(self.shared.clone(), block.index, block.generation))
         };
         blocks.into_iter().map_while(&mut attach).collect()

@@ -75,6 +75,8 @@ pub mod invariant;
 pub mod keep;
 pub mod ladder;
 pub mod ledger;
+#[cfg(feature = "mutants")]
+pub mod mutant;
 pub mod page;
 pub mod policy;
 pub mod pool;

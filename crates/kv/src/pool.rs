@@ -334,6 +334,10 @@ impl Shared {
     pub(crate) fn release(&self, index: u32) {
         let mut state = self.state();
         let record = &mut state.blocks[index as usize];
+        #[cfg(feature = "mutants")]
+        if crate::mutant::is_active(crate::mutant::Mutant::DropOwner) && record.owners == 0 {
+            return;
+        }
         record.owners -= 1;
         if record.owners > 0 {
             return;
@@ -391,7 +395,10 @@ impl Shared {
         let place = self.place(state, page);
         let bytes = state.spans.page_bytes(place);
         state.used[page.format] -= bytes;
-        match state.open_steps.last().copied() {
+        let fence = state.open_steps.last().copied();
+        #[cfg(feature = "mutants")]
+        let fence = fence.filter(|_| !crate::mutant::is_active(crate::mutant::Mutant::SkipFence));
+        match fence {
             Some(step) => {
                 state.spans.set(place, Slot::Fenced);
                 state.fenced.push_back((step, place));

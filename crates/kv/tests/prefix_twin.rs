@@ -68,6 +68,8 @@ struct World {
     fences: Vec<StepFence>,
     requests: u64,
     now_us: u64,
+    /// What the trace met: better copies, worse ones, rows copied, entries that lost their window's block.
+    met: [usize; 4],
 }
 
 /// Pseudo-random choices from one number.
@@ -121,6 +123,7 @@ impl World {
             fences: Vec::new(),
             requests: 0,
             now_us: 0,
+            met: [0; 4],
         }
     }
 
@@ -166,6 +169,7 @@ impl World {
                     let key = keys.expect("stored what the twin does not have");
                     let names = self.twin.get_mut(&key).unwrap();
                     if !whole {
+                        self.met[3] += 1;
                         names[1..].fill(None);
                     }
                     let copies = names.iter().flatten().map(|copy| self.copies[*copy].fidelity());
@@ -220,6 +224,7 @@ impl World {
         let found = self.cache.lookup(&self.roots[root], tokens, contract);
         let rows = found.partial.as_ref().map_or(0, |partial| partial.rows);
         assert_eq!((found.full_tokens(), rows), expected);
+        self.met[2] += usize::from(rows > 0);
         found
     }
 
@@ -309,6 +314,9 @@ impl World {
             for (known, name) in known.iter_mut().zip(names) {
                 let worth = |copy: usize| self.copies[copy].worth();
                 let Some(name) = name else { continue };
+                if let Some(known) = known.filter(|known| worth(name) != worth(*known)) {
+                    self.met[usize::from(worth(name) > worth(known))] += 1;
+                }
                 if known.is_none_or(|known| worth(name) < worth(known)) {
                     *known = Some(name);
                 }
@@ -373,14 +381,19 @@ impl World {
         let root = usize::from(choices.below(4) == 0);
         match choices.below(32) {
             0..4 => self.start(root, choices.tokens(), contract),
-            4..12 if any => self.compute(run, 1 + choices.below(60)),
-            12..17 if any => self.publish(run),
-            17..19 if any => self.relieve(run, false, format, 0),
+            4..11 if any => self.compute(run, 1 + choices.below(60)),
+            11..15 if any => self.publish(run),
+            15..19 if any => self.relieve(run, false, format, 0),
             19 if any => self.relieve(run, true, format, choices.below(80)),
             20 if any => self.fork(run, choices.tokens()),
             21..24 if any => drop(self.runs.swap_remove(run)),
             24 => {
-                let found = self.lookup(root, &choices.tokens(), contract);
+                // Half of them for something that is known.
+                let known = choices.below(2 * self.twin.len() + 1);
+                let known = self.twin.keys().nth(known).cloned();
+                let (root, mut tokens) = known.unwrap_or_else(|| (root, choices.tokens()));
+                tokens.push(9);
+                let found = self.lookup(root, &tokens, contract);
                 self.held.push(found);
             }
             25 if !self.held.is_empty() => {
@@ -408,11 +421,24 @@ impl World {
                 0..2 => self.fences.push(self.pool.begin_step()),
                 _ => self.fences.clear(),
             },
-            _ if choices.below(8) == 0 => self.cache.clear(),
+            _ if choices.below(32) == 0 => self.cache.clear(),
+            31 => self.compute_again(),
             _ => {}
         }
         // Before relief makes them worth less.
         self.listen();
+    }
+
+    /// Computes exactly what is known in a lossy copy only.
+    fn compute_again(&mut self) {
+        let lossy = |copy: &Option<usize>| copy.is_some_and(|copy| self.copies[copy].worth().1);
+        let found = self.twin.iter().find(|(_, names)| names.iter().any(lossy));
+        let Some(((root, tokens), _)) = found else { return };
+        let (root, tokens) = (*root, [&tokens[..], &[9]].concat());
+        self.start(root, tokens, Fidelity::Exact);
+        let run = self.runs.len() - 1;
+        self.compute(run, usize::MAX);
+        self.publish(run);
     }
 
     fn check(&mut self) {
@@ -487,6 +513,9 @@ fn events_replayed_are_the_cache() {
             }
         }
         let stats = world.cache.stats();
+        let [better, worse, rows, windows] = world.met;
+        assert!(better > 20 && worse > 3 && rows > 200, "{:?}", world.met);
+        assert!(!hybrid || windows > 200, "{:?}", world.met);
         assert!(most > 20 && stats.hit_tokens > 10_000 && stats.evicted_blocks > 500, "{stats:?}");
         world.end();
     }

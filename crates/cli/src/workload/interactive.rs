@@ -85,11 +85,20 @@ pub fn measure_gap(setting: &Setting) -> anyhow::Result<Value> {
         drive.turn()?;
     }
     let during = drive.streams[long].tokens[0];
+    // The streams have grown meanwhile, and their steps with them: as long again without the prompt.
+    drive.finish(&[long])?;
+    let after = drive.now();
+    let until = streams.iter().map(|&i| drive.streams[i].tokens.len()).max().unwrap_or(0) + 200;
+    while streams.iter().any(|&index| drive.streams[index].tokens.len() < until) {
+        drive.turn()?;
+    }
     let start = streams.iter().map(|&i| drive.streams[i].tokens[20]).fold(0.0, f64::max);
     let gaps = |from, to| -> Vec<f64> {
         streams.iter().flat_map(|&i| drive.streams[i].gaps(from, to).collect::<Vec<_>>()).collect()
     };
     let (mut alone, mut beside) = (gaps(start, before), gaps(before, during));
+    alone.extend(gaps(after, drive.now()));
+    let costs = drive.engine.stats().costs;
     let (alone_p99, beside_p99) = (percentile(&mut alone, 99.0), percentile(&mut beside, 99.0));
     Ok(json!({
         "alone_p50_ms": percentile(&mut alone, 50.0) * 1e3,
@@ -99,5 +108,9 @@ pub fn measure_gap(setting: &Setting) -> anyhow::Result<Value> {
         "p99_ratio": beside_p99 / alone_p99,
         "p50_ratio": percentile(&mut beside, 50.0) / percentile(&mut alone, 50.0),
         "long_ttft_ms": (during - before) * 1e3,
+        "base_us": costs.base_us,
+        "row_us": costs.row_us,
+        "prefill_token_us": costs.prefill_token_us,
+        "context_us": costs.context_us,
     }))
 }

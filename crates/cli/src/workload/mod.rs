@@ -54,6 +54,8 @@ impl Setting {
         config.ladder.four_bit_keys =
             profiles::known(&self.gguf).is_some_and(|profile| profile.four_bit_keys);
         config.calibration = CALIBRATION;
+        // Else the first use of each page of the pool would be part of what is measured.
+        config.prefault = true;
         change(&mut config);
         Ok(Engine::new(runner, config)?)
     }

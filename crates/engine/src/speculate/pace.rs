@@ -95,11 +95,6 @@ impl Speculator {
         Speculator { drafter, most, costs, paces: HashMap::new(), counters }
     }
 
-    /// What drafts cost from now on.
-    pub fn set_costs(&mut self, costs: DraftCosts) {
-        self.costs = costs;
-    }
-
     /// What became of all drafts so far.
     pub fn counters(&self) -> SpeculationCounters {
         self.counters

@@ -91,6 +91,11 @@ fn compare(model: &TinyModel, drafter: Box<dyn Drafter>, seed: u64) -> (usize, u
         proposed += found.usage.drafts.0;
         accepted += found.usage.drafts.1;
     }
+    let counted = drafting.stats().speculation.unwrap();
+    assert_eq!((counted.proposed, counted.accepted), (proposed, accepted));
+    // A step gives what was accepted and at most one token more, and computes a row for each draft and one.
+    let steps = counted.computed - counted.proposed;
+    assert!(counted.emitted <= accepted + steps && counted.emitted <= counted.computed);
     (proposed, accepted)
 }
 

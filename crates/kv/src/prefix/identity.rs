@@ -50,6 +50,11 @@ impl PrefixIdentity {
 
     /// Where the chains of one tenant begin. Chains of different salts share nothing.
     pub fn salted(&self, tenant_salt: &[u8]) -> PrefixRoot {
+        #[cfg(feature = "mutants")]
+        let tenant_salt = match crate::mutant::is_active(crate::mutant::Mutant::ForgetSalt) {
+            true => &[],
+            false => tenant_salt,
+        };
         PrefixRoot(*blake3::keyed_hash(&self.key, tenant_salt).as_bytes())
     }
 

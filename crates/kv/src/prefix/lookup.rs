@@ -49,6 +49,11 @@ impl PrefixCache {
         self.stats.lookups += 1;
         self.stats.lookup_tokens += tokens.len() as u64;
         let usable = &tokens[..tokens.len().saturating_sub(1)];
+        #[cfg(feature = "mutants")]
+        let usable = match crate::mutant::is_active(crate::mutant::Mutant::LastToken) {
+            true => tokens,
+            false => usable,
+        };
         let Some(root) = self.tree.root(root) else { return PrefixMatch::default() };
         let mut path = std::mem::take(&mut self.path);
         path.clear();
@@ -66,6 +71,10 @@ impl PrefixCache {
         let state = self.pool.shared.state();
         let is_usable = |node: usize| {
             let found = self.named[node].block.and_then(|block| state.cached(block));
+            #[cfg(feature = "mutants")]
+            if crate::mutant::is_active(crate::mutant::Mutant::IgnoreFidelity) {
+                return found.is_some();
+            }
             found.is_some_and(|found| found.fidelity <= contract)
         };
         let (mut end, mut good_end) = (0, 0);

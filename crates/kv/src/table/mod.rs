@@ -254,6 +254,9 @@ impl Sequence {
                 let block = entry.guard.index();
                 let first = entry.first;
                 let shared = !state.blocks[block as usize].is_writable();
+                #[cfg(feature = "mutants")]
+                let shared =
+                    shared && !crate::mutant::is_active(crate::mutant::Mutant::NoCopyOnWrite);
                 shared.then_some(CopyOf { block, group, first })
             })
         })
@@ -370,6 +373,11 @@ impl Sequence {
             self.next_position + tokens <= self.grown_end,
             "commit beyond what was grown"
         );
+        #[cfg(feature = "mutants")]
+        let tokens = match crate::mutant::is_active(crate::mutant::Mutant::KeepRejected) {
+            true => self.grown_end - self.next_position,
+            false => tokens,
+        };
         let before = self.next_position;
         self.next_position = (self.next_position + tokens).min(self.grown_end);
         if self.next_position > before {
@@ -380,6 +388,9 @@ impl Sequence {
             if let Some(window) = self.pool.config().groups[group].window {
                 // The next query is at `next_position` and attends positions > next_position - window.
                 let first_attended = (self.next_position + 1).saturating_sub(window);
+                #[cfg(feature = "mutants")]
+                let first_attended = first_attended
+                    + usize::from(crate::mutant::is_active(crate::mutant::Mutant::EarlyWindow));
                 let block_size = self.block_size();
                 let out = |entry: &Entry| entry.first + block_size <= first_attended;
                 let count = self.tables[group].iter().take_while(|entry| out(entry)).count();
@@ -394,6 +405,10 @@ impl Sequence {
         if before / block_size == self.next_position / block_size {
             return;
         }
+        #[cfg(feature = "mutants")]
+        if crate::mutant::is_active(crate::mutant::Mutant::IgnoreContext) {
+            return;
+        }
         let mut state = self.pool.shared.state();
         for table in &self.tables {
             let new = table.iter().rev().take_while(|entry| entry.first + block_size > before);
@@ -405,6 +420,10 @@ impl Sequence {
 
     /// Whether the block that begins at `first` is full and accepted.
     pub(crate) fn is_sealed(&self, first: usize) -> bool {
+        #[cfg(feature = "mutants")]
+        if crate::mutant::is_active(crate::mutant::Mutant::SealEarly) {
+            return first + self.block_size() <= self.next_position + 1;
+        }
         first + self.block_size() <= self.next_position
     }
 
@@ -433,6 +452,10 @@ impl Sequence {
 
     /// The page of the block at `first` was moved by compaction in a layer: points the view at it.
     pub(crate) fn move_page(&mut self, group: usize, first: usize, layer: usize, offset: u32) {
+        #[cfg(feature = "mutants")]
+        if crate::mutant::is_active(crate::mutant::Mutant::MoveUntold) {
+            return;
+        }
         if let Some(index) = self.page_index(group, layer, first) {
             Arc::make_mut(&mut self.view).groups[group].layers[layer][index].offset = offset;
         }
