@@ -202,6 +202,19 @@ fn collide(_: &BlockHash, _: &[u32]) -> BlockHash {
     BlockHash([7; 32])
 }
 
+/// The same tokens have the same hash wherever they stand.
+#[test]
+fn what_came_before_is_compared() {
+    for kind in [IndexKind::Chain, IndexKind::Radix] {
+        let mut harness = Harness::new(kind, |_, tokens| BlockHash([tokens[0] as u8; 32]));
+        harness.insert(0, &[1, 2, 3, 4, 5, 6, 7, 8]);
+        assert_eq!(harness.walk(0, &[5, 6, 7, 8]), [], "{kind:?}");
+        assert_eq!(harness.walk(1, &[1, 2, 3, 4]), []);
+        assert_eq!(harness.walk(0, &[1, 2, 3, 4, 5, 6, 7, 8]).len(), 2);
+        harness.check();
+    }
+}
+
 #[test]
 fn a_forced_collision_is_a_miss_in_both() {
     for kind in [IndexKind::Chain, IndexKind::Radix] {
