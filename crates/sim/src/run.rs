@@ -112,6 +112,7 @@ struct Course<'a> {
     lives: Lives,
     random: Random,
     next_arrival: usize,
+    stalls: u64,
     line: String,
 }
 
@@ -130,6 +131,7 @@ impl<'a> Course<'a> {
             lives: Lives::new(world.arrivals.len()),
             random: Random::new(world.seed, "course"),
             next_arrival: 0,
+            stalls: 0,
             line: String::new(),
         })
     }
@@ -169,6 +171,11 @@ impl<'a> Course<'a> {
         self.report.turns += 1;
         self.hear();
         self.check_turn();
+        let stalls = self.engine.stats().counters.stalls;
+        if std::mem::replace(&mut self.stalls, stalls) < stalls {
+            let stats = self.engine.stats();
+            self.note(&format_args!("stalled: {stats:?}"));
+        }
         if self.report.turns > TURNS_MAX {
             self.fail("endless", format!("{TURNS_MAX} turns: {:?}", self.engine.stats()));
         }
