@@ -143,7 +143,8 @@ impl Engine {
             }
             // The latest stands still; where it already did, it leaves the pool.
             let Some(last) = self.last_of(&members) else { return Ok(()) };
-            if members.len() == 1 {
+            let unit = self.unit(last);
+            if members.iter().all(|id| unit.contains(id)) {
                 // Alone it may go beyond: it was let in because it fits the pool.
                 return Ok(());
             }
