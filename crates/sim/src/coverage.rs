@@ -73,7 +73,6 @@ rows! {
     PrefixOfSolo = "cut short, as alone up to there",
     LossyFinished = "lossy finished",
     LossyUntouched = "lossy, but untouched: as alone",
-    Healed = "stall healed",
     UnplannedShortage = "page missing that a plan counted on",
     ShortageAlone = "does not fit alone after all",
 }

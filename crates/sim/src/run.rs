@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use reef_engine::event::{FinishReason, Outcome};
-use reef_engine::{Branches, Engine, Progress, Refusal};
+use reef_engine::{Branches, Engine, EngineError, Progress, Refusal};
 use reef_kv::prefix::IndexKind;
 use reef_kv::{BlockPool, Fidelity};
 
@@ -175,6 +175,7 @@ impl<'a> Course<'a> {
         if std::mem::replace(&mut self.stalls, stalls) < stalls {
             let stats = self.engine.stats();
             self.note(&format_args!("stalled: {stats:?}"));
+            self.fail("stall", format!("nothing ran though somebody waited: {stats:?}"));
         }
         if self.report.turns > TURNS_MAX {
             self.fail("endless", format!("{TURNS_MAX} turns: {:?}", self.engine.stats()));
@@ -347,8 +348,9 @@ impl<'a> Course<'a> {
 
     fn check_failed(&mut self, arrival: &Arrival, error: String) {
         // Pages that the kernel refuses stay large, whatever the contract permits.
-        let excused =
-            self.world.faults.refuse_page > 0 && arrival.request.fidelity != Fidelity::Exact;
+        let excused = error != EngineError::Stalled.to_string()
+            && self.world.faults.refuse_page > 0
+            && arrival.request.fidelity != Fidelity::Exact;
         if !excused {
             self.fail("failed", format!("request {}: {error}", arrival.key));
         }
@@ -390,7 +392,6 @@ impl<'a> Course<'a> {
         coverage.add(Row::DraftRejected, counters.drafts.0 - counters.drafts.1);
         coverage.add(Row::RungDropPrefix, u64::from(counters.evicted_prefix_bytes > 0));
         coverage.add(Row::FaultSpill, self.spill.as_ref().map_or(0, SpillHandle::faults));
-        coverage.add(Row::Healed, counters.stalls);
         coverage.add(Row::UnplannedShortage, counters.unplanned_shortages);
         coverage.add(Row::ShortageAlone, counters.shortages_alone);
     }

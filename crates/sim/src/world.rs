@@ -194,14 +194,14 @@ impl World {
         let seed = recipe.seed;
         let mut random = Random::new(seed, "world");
         let groups = groups(&mut random, recipe.has(Part::Windows));
-        let trained_context = if random.percent(20) { random.size(200, 350) } else { 4000 };
+        let trained_context = if random.percent(35) { random.size(150, 280) } else { 4000 };
         let long = random.percent(45);
         let settings = settings(&mut random, recipe.has(Part::Lossy), long);
         let tenants = tenants(&mut random, recipe.has(Part::Tenants), long);
         let prefix = random.pick(&[None, Some(IndexKind::Chain), Some(IndexKind::Radix)]);
         let prefix = prefix.or(random.percent(50).then_some(IndexKind::Radix));
         let drafts = random.percent(60) && recipe.has(Part::Drafts);
-        let fail = if random.percent(50) { random.between(2, 15) } else { 0 };
+        let fail = if random.percent(60) { random.between(5, 30) } else { 0 };
         let fail = if recipe.has(Part::SpillFaults) { fail } else { 0 };
         let capacity_percent = random.pick(&[30, 100, 400]);
         let spill = (random.percent(85) && recipe.has(Part::Spill))
@@ -372,7 +372,8 @@ impl<'a> Crowd<'a> {
             let request = self.request(at_us, number);
             let reason = self.random.pick(&[FinishReason::Cancelled, FinishReason::Stop]);
             let end_us = at_us + self.random.between(0, 2_000 * self.length as u64);
-            let ends = self.random.percent(20) && self.recipe.has(Part::Cancels);
+            let ends = self.random.percent(if self.length > 100 { 35 } else { 20 })
+                && self.recipe.has(Part::Cancels);
             arrivals.push(Arrival { at_us, key, request, end: ends.then_some((end_us, reason)) });
         }
         arrivals
