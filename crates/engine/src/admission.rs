@@ -244,11 +244,21 @@ fn fits(
     generated: usize,
 ) -> bool {
     let floor = floor(pool, rules, request.fidelity);
-    let need = |tokens: usize| Need { tokens: tokens.max(1), floor, step_tokens: 1 };
+    pool.fits_together(needs_alone(pool, request, floor, (total, generated)))
+}
+
+/// What one branch of `total` tokens and the others with `generated` of their own take.
+fn needs_alone(
+    pool: &BlockPool,
+    request: &Request,
+    floor: PageFormat,
+    (total, generated): (usize, usize),
+) -> impl Iterator<Item = Need> {
+    let need = move |tokens: usize| Need { tokens: tokens.max(1), floor, step_tokens: 1 };
     // Besides what it generates, a branch has a copy of the block in which the prompt ends.
-    let block_size = pool.config().block_size();
-    let branches = (1..request.branches.width()).map(|_| need(generated + block_size));
-    pool.fits_together(std::iter::once(need(total)).chain(branches))
+    let of_branch = need(generated + pool.config().block_size());
+    let branches = std::iter::repeat_n(of_branch, request.branches.width() - 1);
+    std::iter::once(need(total)).chain(branches)
 }
 
 fn check_fields(
@@ -303,8 +313,9 @@ fn check_quota(
     let tenant = &config.tenants[request.tenant];
     let Some(quota_bytes) = tenant.quota_bytes else { return Ok(()) };
     let floor = floor(pool, &config.rules, request.fidelity);
-    let tokens = request.prompt.len() + generated * request.branches.width();
-    let needed_bytes = tokens * pool.config().bytes_per_token(floor);
+    let needs =
+        needs_alone(pool, request, floor, (request.prompt.len() + generated - 1, generated));
+    let needed_bytes = needs.map(|need| pool.page_bytes(need)).sum();
     if needed_bytes > quota_bytes {
         let tenant = tenant.name.clone();
         return Err(Refusal::Quota { tenant, needed_bytes, quota_bytes });

@@ -79,7 +79,7 @@ impl Engine {
         if unit.iter().any(|id| !self.runs[id].is_out()) {
             return Verdict::AtLimit;
         }
-        if !self.within_limits(&unit) {
+        if !self.heals() && !self.within_limits(&unit) {
             return Verdict::AtLimit;
         }
         let Some(displaced) = self.displaced_by(&unit) else { return Verdict::Full };
@@ -177,9 +177,8 @@ impl Engine {
     fn within_limits(&self, unit: &[RunId]) -> bool {
         let (tenant, priority) = self.tenant_and_priority(unit[0]);
         let bytes = |id: RunId| -> usize {
-            let config = self.pool.config();
-            let of = |need: &Need| need.tokens * config.bytes_per_token(need.floor);
-            self.needs(id, self.runs[&id].preemptions > 0).iter().map(of).sum()
+            let needs = self.needs(id, self.runs[&id].preemptions > 0);
+            needs.into_iter().map(|need| self.pool.page_bytes(need)).sum()
         };
         let held = |belongs: &dyn Fn((usize, i32)) -> bool| {
             let inside = self.runs.values().filter(|run| !run.is_out());

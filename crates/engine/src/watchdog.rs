@@ -10,9 +10,14 @@ use crate::session::EngineError;
 /// Turns without progress after which the engine helps itself, then after which it gives up on the first
 /// in the queue.
 const HEAL_TURNS: u32 = 2;
-const GIVE_UP_TURNS: u32 = 4;
+const GIVE_UP_TURNS: u32 = 8;
 
 impl Engine {
+    /// Whether it stands still and helps itself: quotas and shares do not bind then.
+    pub(crate) fn heals(&self) -> bool {
+        self.stalled_turns >= HEAL_TURNS
+    }
+
     /// Looks whether the engine stands still although it need not.
     pub(crate) fn watch(&mut self, progressed: bool) {
         let pending = self.runs.values().any(|run| !run.is_out() && !run.is_running());
@@ -33,6 +38,7 @@ impl Engine {
             }
             return;
         }
+        self.stalled_turns = 0;
         let first = self.waiting.first().or(self.running.first()).copied();
         if let Some(run) = first.and_then(|id| self.runs.get(&id)) {
             let request = run.request;
