@@ -20,6 +20,8 @@ pub mod generate;
 pub mod handle;
 mod lifecycle;
 pub mod logits;
+#[cfg(feature = "mutants")]
+pub mod mutant;
 mod observe;
 mod preempt;
 pub mod profile;

@@ -99,6 +99,10 @@ impl Engine {
         let given = (run.sequence.held_blocks(), run.sequence.held_bytes(), run.computed());
         run.preemptions += 1;
         reset(run);
+        #[cfg(feature = "mutants")]
+        if crate::mutant::is_active(crate::mutant::Mutant::FreshSampler) {
+            run.sampler = self.requests[&run.request].sampler(run.branch);
+        }
         self.waiting.push(id);
         self.queue_changed = true;
         self.pause(id, PauseKind::Recompute, reason, given);
@@ -166,6 +170,10 @@ impl Engine {
     pub(crate) fn leave_slot(&mut self, id: RunId) {
         self.running.retain(|&running| running != id);
         if let Some(key) = self.runs.get_mut(&id).and_then(|run| run.slot.take()) {
+            #[cfg(feature = "mutants")]
+            if crate::mutant::is_active(crate::mutant::Mutant::LeakSlot) {
+                return;
+            }
             self.slots.remove(&key.slot);
         }
     }

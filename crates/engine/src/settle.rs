@@ -17,6 +17,14 @@ impl Flight {
     /// Takes a completion in. `false`: it belongs to another step, to nobody, or came twice.
     fn take(&mut self, completion: Completion) -> bool {
         let Completion { step, key, logits } = completion;
+        #[cfg(feature = "mutants")]
+        let (step, key) = match crate::mutant::is_active(crate::mutant::Mutant::TakeAnyCompletion) {
+            true => {
+                let same_slot = self.entries.iter().find(|entry| entry.key.slot == key.slot);
+                (self.step, same_slot.map_or(key, |entry| entry.key))
+            }
+            false => (step, key),
+        };
         let entry = self.entries.iter_mut().find(|entry| entry.key == key);
         match entry {
             Some(entry) if step == self.step && entry.logits.is_none() => {

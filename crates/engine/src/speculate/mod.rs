@@ -63,6 +63,10 @@ pub fn verify<'a>(
             Err(reason) => return Verdict { no_token: Some(reason), ..verdict },
         };
         let is_draft = drafts.get(verdict.sampled) == Some(&sampled.token);
+        #[cfg(feature = "mutants")]
+        let is_draft = is_draft
+            || (crate::mutant::is_active(crate::mutant::Mutant::TrustDrafts)
+                && verdict.sampled < drafts.len());
         verdict.sampled += 1;
         verdict.accepted += usize::from(is_draft);
         let ends = !goes_on(sampled) || sampler.is_complete();

@@ -91,7 +91,10 @@ pub fn apply_relief(
 
 /// Writes into each block's record which of `sequences` hold it.
 fn list_holders(state: &mut State, sequences: &[&mut Sequence]) {
-    state.blocks.iter_mut().for_each(|record| record.holders = 0);
+    for record in &mut state.blocks {
+        // The first holder of an idle block would be one of an earlier list, perhaps a longer one.
+        (record.holders, record.first_holder) = (0, 0);
+    }
     for (index, sequence) in sequences.iter().enumerate() {
         for entry in sequence.tables.iter().flatten() {
             let record = &mut state.blocks[entry.guard.index() as usize];
