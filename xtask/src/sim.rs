@@ -3,7 +3,7 @@
 use crate::{cargo, run_shown};
 
 /// Worlds that CI runs, and how often each row of the coverage table must be hit in them.
-const CI_WORLDS: [&str; 4] = ["--seeds", "0..1000", "--least", "100"];
+const CI_WORLDS: [&str; 4] = ["--seeds", "0..1500", "--least", "100"];
 
 /// Runs the simulation with `arguments`. Optimised as tests are, with their assertions and poison.
 pub fn run(arguments: &[String]) -> anyhow::Result<()> {

@@ -118,9 +118,12 @@ impl Coverage {
         self.0.iter_mut().zip(&other.0).for_each(|(sum, count)| *sum += count);
     }
 
-    /// Rows hit less than `least` times.
+    /// Rows hit less than `least` times, of those that are to be hit: where a plan did not hold, the fewer
+    /// the better.
     pub fn below(&self, least: u64) -> Vec<Row> {
-        Row::ALL.iter().copied().filter(|&row| self.of(row) < least).collect()
+        let wanted = |row: &Row| !matches!(row, Row::UnplannedShortage | Row::ShortageAlone);
+        let rows = Row::ALL.iter().copied().filter(wanted);
+        rows.filter(|&row| self.of(row) < least).collect()
     }
 
     /// A line per row.

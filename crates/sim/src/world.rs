@@ -372,7 +372,7 @@ impl<'a> Crowd<'a> {
             let request = self.request(at_us, number);
             let reason = self.random.pick(&[FinishReason::Cancelled, FinishReason::Stop]);
             let end_us = at_us + self.random.between(0, 2_000 * self.length as u64);
-            let ends = self.random.percent(if self.length > 100 { 35 } else { 20 })
+            let ends = self.random.percent(if self.length > 100 { 45 } else { 20 })
                 && self.recipe.has(Part::Cancels);
             arrivals.push(Arrival { at_us, key, request, end: ends.then_some((end_us, reason)) });
         }
