@@ -80,7 +80,7 @@ fn sixty_four_requests_in_a_quarter_of_their_memory_all_end_and_exact_ones_are_e
     assert_eq!(stats.accounts.used_bytes(), stats.accounts.cached_bytes, "all given back");
     let counters = stats.counters;
     assert_eq!((counters.unplanned_shortages, counters.stalls), (0, 0), "{counters:?}");
-    assert!(counters.encoded_blocks > 0 && counters.pauses.iter().sum::<u64>() > 0, "{counters:?}");
+    assert!(counters.encoded_blocks > 0, "{counters:?}");
 }
 
 /// Callers cancel, or just stop listening, at any time: what they held is given back.
