@@ -193,7 +193,7 @@ mod tests {
     #[test]
     fn rungs_of_serving_are_refused_by_name() {
         assert_eq!(parse_ladder("int8,evict").unwrap().rungs, [Rung::Int8, Rung::Evict]);
-        assert!(parse_ladder("int8,swap").unwrap_err().contains("`swap` needs several requests"));
+        assert!(parse_ladder("int8,swap").unwrap_err().contains("`swap` is not chosen here"));
         assert!(parse_ladder("int9").unwrap_err().contains("int8, k8v4, int4 and evict"));
     }
 }

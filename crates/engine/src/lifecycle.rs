@@ -60,6 +60,7 @@ impl Engine {
             drafts: (0, 0),
             prompt_told: 0,
             usage: None,
+            peak_bytes: 0,
         };
         self.requests.insert(key, live);
         let first = self.first_run(key);
@@ -139,7 +140,13 @@ impl Engine {
         let Some(live) = self.requests.get_mut(&key) else { return };
         let mut usage = run.sequence.usage();
         usage.relief.drain(..run.entries_inherited);
-        live.add_usage(usage);
+        // Of a beam that falls out only what was done to it counts: its tokens are the others' too.
+        let falls_out =
+            !live.runs.is_empty() && live.beams.as_ref().is_some_and(|of| of.live() > 0);
+        match &mut live.usage {
+            Some(sum) if falls_out => sum.relief.extend(usage.relief),
+            _ => live.add_usage(usage),
+        }
         let wanted = live.request.logprobs.is_some() || live.request.branches.width() > 1;
         if live.beams.is_none() {
             let continuation = Continuation {
@@ -191,7 +198,10 @@ impl Engine {
             }
             None => ranked(&mut live),
         };
-        let kv = live.usage.take().unwrap_or_else(|| self.no_usage());
+        let mut kv = live.usage.take().unwrap_or_else(|| self.no_usage());
+        if live.request.branches.width() > 1 {
+            kv.peak_bytes = live.peak_bytes;
+        }
         let usage = Usage {
             prompt_tokens: live.request.prompt.len(),
             completion_tokens: continuations.iter().map(|of| of.token_ids.len()).sum(),

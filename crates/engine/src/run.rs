@@ -133,6 +133,8 @@ pub(crate) struct Live {
     pub prompt_told: usize,
     /// KV usage of the branches that have ended.
     pub usage: Option<KvUsage>,
+    /// Most bytes that its branches held at once, shared ones counted once.
+    pub peak_bytes: usize,
 }
 
 impl Live {

@@ -3,6 +3,7 @@
 use reef_kv::page::PageFormat;
 use reef_kv::plan_format_at_seal;
 use reef_kv::policy::Observation;
+use reef_kv::relief::held_bytes_together;
 
 use crate::engine::{Engine, Flight, FlightEntry};
 use crate::event::{Event, FinishReason, Token, TokenLogprobs};
@@ -226,8 +227,19 @@ impl Engine {
             let sealed = plan_format_at_seal(&run.sequence, format, sinks, tail);
             self.carry_out(&sealed)?;
         }
+        self.note_peak(id);
         self.publish(id);
         Ok(())
+    }
+
+    /// Notes what the branches of a run's request hold together.
+    fn note_peak(&mut self, id: RunId) {
+        let Some(live) = self.requests.get_mut(&self.runs[&id].request) else { return };
+        if live.request.branches.width() > 1 {
+            let sequences: Vec<_> = live.runs.iter().map(|id| &self.runs[id].sequence).collect();
+            let held_bytes = held_bytes_together(&self.pool, &sequences);
+            live.peak_bytes = live.peak_bytes.max(held_bytes);
+        }
     }
 
     /// Names newly sealed blocks to the prefix cache.

@@ -143,10 +143,7 @@ fn disagreements(life: &Life, outcome: &Outcome, branches: Branches) -> Vec<Stri
         }
     };
     check(usage.cached_tokens < usage.prompt_tokens.max(1), "the last prompt token is computed");
-    // Beams report what each of their forks went through, common blocks included.
-    let beams = matches!(branches, Branches::Beams { .. });
-    let most_bytes = usage.budget_bytes * branches.width();
-    check(beams || usage.kv.peak_bytes <= most_bytes, "peak above the budget");
+    check(usage.kv.peak_bytes <= usage.budget_bytes, "peak above the budget");
     check(usage.drafts.1 <= usage.drafts.0, "more drafts accepted than proposed");
     if branches == Branches::One {
         let told = life.tokens.get(&0).cloned().unwrap_or_default();

@@ -45,8 +45,8 @@ pub fn run(
         print_line(&one.text)?;
     }
     note(&format!(
-        "{} prompt + {} generated tokens in {seconds:.1} s; KV memory: {} of {} at the peak of all branches, \
-         shared blocks counted in each",
+        "{} prompt + {} generated tokens in {seconds:.1} s; KV memory: {} of {} at the peak, shared by \
+         all branches",
         usage.prompt_tokens,
         usage.completion_tokens,
         display(usage.kv.peak_bytes as u64),

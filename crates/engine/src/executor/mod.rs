@@ -153,7 +153,8 @@ pub trait Executor: Send {
     /// Called when there is something to poll; executors that are done within `submit` ignore it.
     fn set_waker(&mut self, _waker: Waker) {}
 
-    /// Starts a step and returns. The engine submits the next one only after the last was idle.
+    /// Starts a step and returns. The engine submits the next one only when all completions of the last are
+    /// in, or it was idle without them.
     ///
     /// # Errors
     /// The executor has died.

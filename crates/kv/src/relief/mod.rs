@@ -22,7 +22,7 @@ pub use batch::{BATCH_PAGES, EncodeJob};
 pub use demand::{Demand, relief_needed_bytes};
 pub use drops::{DropTarget, plan_token_budget};
 pub use order::plan_format_at_seal;
-pub use plan::{plan_quota, plan_relief};
+pub use plan::{held_bytes_together, plan_quota, plan_relief};
 pub(crate) use victim::Zone;
 
 use crate::ladder::Rung;

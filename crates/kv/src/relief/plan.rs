@@ -23,6 +23,7 @@ use crate::ledger::Reason;
 use crate::page::PageFormat;
 use crate::policy::EvictionPolicy;
 use crate::pool::{BlockPool, Shortage, State};
+use crate::table::Sequence;
 
 /// Where demand is unknown, relief begins when this share of the spans would be taken, in percent.
 const HIGH_MARK_PERCENT: usize = 85;
@@ -90,6 +91,13 @@ pub fn plan_relief(
         plan.shortage = forecast.shortage(&pages);
     }
     ReliefPlan { demand_pages: pages, compaction, ..plan }
+}
+
+/// Bytes of pages that `sequences` of `pool` hold together, what several of them share counted once.
+pub fn held_bytes_together(pool: &BlockPool, sequences: &[&Sequence]) -> usize {
+    let state = pool.shared.state();
+    let listed = || sequences.iter().copied();
+    Holders::new(listed(), &state).held_bytes(pool, listed(), &state)
 }
 
 /// Plans relief for a quota: what the sequences of `demands`, all those of one tenant, hold (a block that
