@@ -136,8 +136,8 @@ pub struct Scheduling {
     pub chunk_tokens: usize,
     /// A step that has both decodes and prefill takes at most so long, in microseconds.
     pub step_limit_us: u64,
-    /// And at most so many times the step without the prefill, as long as those that decode are of the
-    /// same priority or a higher one.
+    /// And at most so many times the step without the prefill. Those of lower priority than who is prefilled
+    /// are left out of the step.
     pub gap_factor: f64,
     /// Mean microseconds between two tokens of a stream that are aimed at; limits how many run at once.
     pub latency_target_us: Option<u64>,

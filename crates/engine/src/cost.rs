@@ -78,7 +78,8 @@ impl CostModel {
         let StepCosts { base_us, row_us, prefill_token_us, context_us } = &mut self.costs;
         match rows.prefill {
             0 => [base_us, row_us, context_us].into_iter().for_each(|cost| *cost *= factor),
-            _ => *prefill_token_us *= factor,
+            // Never free: what a deep context makes cheap is not cheap at the beginning of the next.
+            _ => *prefill_token_us = (*prefill_token_us * factor).max(*row_us / 8.0),
         }
     }
 

@@ -1,7 +1,7 @@
 //! Which tokens of whom the next step computes.
 //!
-//! Every run that decodes is in every step; what time is left goes to prefill, by priority, then to the
-//! tenant that had least, then in order of admission.
+//! Every run that decodes is in every step, but while somebody of higher priority is prefilled; what time is
+//! left goes to prefill, by priority, then to the tenant that had least, then in order of admission.
 
 use std::cmp::Reverse;
 
@@ -60,13 +60,16 @@ impl Engine {
             .iter()
             .filter(|id| self.runs[id].beam_logits.is_none())
             .partition(|id| self.runs[id].is_decoding());
-        let mut plan: Vec<Planned> = decoding.iter().map(|&id| self.decode(id)).collect();
-        self.draft(&mut plan);
         prefilling.sort_by(|a, b| {
             self.prefill_order(*a)
                 .partial_cmp(&self.prefill_order(*b))
                 .unwrap_or(std::cmp::Ordering::Equal)
         });
+        // Somebody who waits for a first token does not wait for the rows of those below as well.
+        let least = prefilling.first().map_or(i32::MIN, |id| self.priority(*id));
+        let decoding = decoding.iter().filter(|id| self.priority(**id) >= least);
+        let mut plan: Vec<Planned> = decoding.map(|&id| self.decode(id)).collect();
+        self.draft(&mut plan);
         let mut left = self.prefill_budget(&plan, &prefilling);
         let decodes = plan.len();
         for id in prefilling {
@@ -92,22 +95,19 @@ impl Engine {
         (Reverse(request.priority), self.share.time(request.tenant), run.admitted)
     }
 
-    /// What the next step has left for prefill. Who decodes at the same or a higher priority than the
-    /// first of `prefilling` is not to wait much longer for its token than without.
+    /// What the next step has left for prefill: those who decode in it are not to wait much longer for
+    /// their tokens than without.
     fn prefill_budget(&self, plan: &[Planned], prefilling: &[RunId]) -> Budget {
         let scheduling = &self.config.scheduling;
         let tokens = scheduling.chunk_tokens;
-        let Some(first) = prefilling.first() else { return Budget { tokens, us: 0.0 } };
+        if prefilling.is_empty() {
+            return Budget { tokens, us: 0.0 };
+        }
         if plan.is_empty() {
             return Budget { tokens, us: f64::INFINITY };
         }
         let alone_us = self.cost.step_us(self.rows_of(plan));
-        let priority = self.priority(*first);
-        let limit_us = scheduling.step_limit_us as f64;
-        let limit_us = match plan.iter().any(|planned| self.priority(planned.run) >= priority) {
-            true => limit_us.min(alone_us * scheduling.gap_factor),
-            false => limit_us,
-        };
+        let limit_us = (scheduling.step_limit_us as f64).min(alone_us * scheduling.gap_factor);
         Budget { tokens, us: limit_us - alone_us }
     }
 

@@ -36,15 +36,26 @@ pub struct Drive {
     pub streams: Vec<Stream>,
     start: Instant,
     wakeup: Wakeup,
-    /// Most sequences running at once, and that times steps, and their number.
+    /// Most sequences running at once.
     pub most_running: usize,
+    /// Milliseconds of each step.
+    pub steps_ms: Vec<f64>,
+    last_step: Option<u64>,
 }
 
 impl Drive {
     pub fn new(mut engine: Engine) -> Drive {
         let wakeup = Wakeup::of_this_thread();
         engine.set_waker(wakeup.waker());
-        Drive { engine, streams: Vec::new(), start: Instant::now(), wakeup, most_running: 0 }
+        Drive {
+            engine,
+            streams: Vec::new(),
+            start: Instant::now(),
+            wakeup,
+            most_running: 0,
+            steps_ms: Vec::new(),
+            last_step: None,
+        }
     }
 
     /// Seconds since the start.
@@ -68,6 +79,10 @@ impl Drive {
             let stream = &mut self.streams[told.request as usize];
             match told.event {
                 Event::Token(_) => stream.tokens.push(now),
+                Event::Step { step, elapsed_us, .. } if self.last_step != Some(step) => {
+                    self.last_step = Some(step);
+                    self.steps_ms.extend(elapsed_us.map(|us| us as f64 / 1e3));
+                }
                 Event::Finished(outcome) => stream.outcome = Some(*outcome),
                 Event::Failed(error) => anyhow::bail!("a request has failed: {error}"),
                 _ => {}
