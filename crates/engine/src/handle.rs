@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use crate::admission::Refusal;
 use crate::engine::{Engine, Progress};
 use crate::event::{Event, FinishReason};
+use crate::executor::model::panic_text;
 use crate::executor::{ExecutorDead, Waker};
 use crate::request::Request;
 use crate::session::EngineError;
@@ -248,9 +249,4 @@ impl Server {
             ear.hear(Event::Failed(error.clone()));
         }
     }
-}
-
-fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_string());
-    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "a panic".into())
 }

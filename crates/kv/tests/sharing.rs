@@ -266,8 +266,6 @@ fn rejected_drafts_are_given_back_and_a_cleared_sequence_starts_over() {
     assert_eq!(sequence.ledger().blocks(Rung::Evict), drops);
     extend(&mut sequence, 50);
     check(&pool, &[&sequence]);
-    sequence.set_priority(-3);
-    assert_eq!(sequence.config().priority, -3);
 }
 
 /// Names of the block at `first` in both groups.

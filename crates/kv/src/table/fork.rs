@@ -74,9 +74,4 @@ impl Sequence {
         self.lossy = Fidelity::Exact;
         self.attended = Fidelity::Exact;
     }
-
-    /// Changes when it gives way: lower first.
-    pub fn set_priority(&mut self, priority: i32) {
-        self.config.priority = priority;
-    }
 }
