@@ -1,0 +1,1 @@
+//! Who may do what: keys, tenants, and what needs the admin's.

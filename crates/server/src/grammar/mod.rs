@@ -1,0 +1,1 @@
+//! Grammars, JSON schemas, expressions and choices become masks of tokens.

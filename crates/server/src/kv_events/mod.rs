@@ -1,0 +1,1 @@
+//! KV events over ZMQ in vLLM's format.

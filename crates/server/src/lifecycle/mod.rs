@@ -1,0 +1,1 @@
+//! From a listening socket to the last answer: accepting, limits, readiness, draining.

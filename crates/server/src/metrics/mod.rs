@@ -1,0 +1,1 @@
+//! What a scrape of `/metrics` reads.

@@ -1,0 +1,1 @@
+//! Calls of tools, out of what a model writes.
