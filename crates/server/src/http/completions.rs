@@ -389,7 +389,7 @@ impl Narration {
 
     fn ended(&mut self, prompt: usize, ended: Ended, events: &mut Events) {
         let index = self.answer.index(prompt, ended.choice);
-        if !self.held.as_ref().is_some_and(|held| held.index == index) {
+        if self.held.as_ref().is_none_or(|held| held.index != index) {
             self.flush(events);
             self.begin(prompt, ended.choice, events);
         }
