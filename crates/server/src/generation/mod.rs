@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use reef_engine::event::{Event, Outcome, Pause, Token, TokenLogprobs};
-use reef_engine::{Branches, FinishReason, Request, Usage};
+use reef_engine::{FinishReason, Request, Usage};
 use reef_model::tokenizer::Tokenizer;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
@@ -130,8 +130,8 @@ impl Generation {
     /// The engine's refusal.
     pub async fn start(model: &Model, job: Job) -> Result<Generation, ApiError> {
         let Job { request, text } = job;
-        let is_ranked = is_ranked(request.branches);
-        let choices = if is_ranked { 0 } else { request.branches.width() };
+        let branches = request.branches;
+        let choices = if branches.is_ranked() { 0 } else { branches.width() };
         let (sender, events) = unbounded_channel();
         // Bounded by the tokens that the request may generate. What nobody reads here wakes nobody.
         let listener = Box::new(move |event| match event {
@@ -238,14 +238,5 @@ impl Generation {
     fn close(&mut self) {
         self.live.ended = true;
         self.events.close();
-    }
-}
-
-/// Whether continuations are chosen only when all have ended.
-fn is_ranked(branches: Branches) -> bool {
-    match branches {
-        Branches::One => false,
-        Branches::Sample { n, best_of } => best_of > n,
-        Branches::Beams { .. } => true,
     }
 }
