@@ -464,6 +464,7 @@ impl Narrator for Narration {
             Update::Piece(piece) => self.piece(index, piece, events),
             Update::Ended(ended) => self.ended(index, ended, events),
             Update::Paused(pause) if self.answer.comments => {
+                Narration::flush(self, events);
                 let (kind, reason) = (pause.kind.name(), pause.reason.name());
                 events.push_comment(&format!("paused: {kind} ({reason})"));
             }
