@@ -3,6 +3,7 @@
 mod bench;
 mod golden;
 mod licenses;
+mod load;
 mod peers;
 mod sim;
 mod test;
@@ -19,6 +20,7 @@ const USAGE: &str = "usage: cargo xtask WORD
   licenses           the licenses of all dependencies
   golden [NAME]      writes test vectors anew (xtask/golden/*.py), in a venv under target/
   bench [ARGUMENTS]  reef bench beside llama.cpp; appends to bench/results/
+  load ARGUMENTS     streaming clients in a part of the KV memory they need, also beside llama-server
   sim ARGUMENTS      one simulated world (--seed N), or many (--seeds A..B)
   peers              installs the peers that benches measure against";
 
@@ -41,6 +43,7 @@ fn run(words: &[String]) -> anyhow::Result<()> {
         ("licenses", []) => licenses::run(),
         ("golden", names) => golden::run(names),
         ("bench", arguments) => bench::run(arguments),
+        ("load", arguments) => load::run(arguments),
         ("sim", arguments) => sim::run(arguments),
         ("peers", []) => peers::run(),
         _ => bail!("`{}` is no word of xtask\n{USAGE}", words.join(" ")),
