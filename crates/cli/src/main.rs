@@ -17,7 +17,7 @@ mod run;
 mod serve;
 mod serving_args;
 mod signals;
-mod sizes;
+
 mod tokenize;
 mod workload;
 

@@ -194,9 +194,10 @@ impl Server {
 
     /// Closes the connection that has been quiet longest, if one has been for `at_least`.
     fn evict(&mut self, at_least: Duration) -> bool {
-        let quiet = self.open.iter().filter_map(|(&id, (connection, _))| {
-            connection.quiet_since().map(|since| (since, id))
-        });
+        let quiet = self
+            .open
+            .iter()
+            .filter_map(|(&id, (connection, _))| connection.quiet_since().map(|since| (since, id)));
         let Some((since, id)) = quiet.min_by_key(|&(since, _)| since) else { return false };
         if since.elapsed() < at_least {
             return false;
