@@ -41,13 +41,11 @@ pub async fn completions(
     let mut jobs = Vec::new();
     for prompt in each_prompt(prompts, app.settings.prompts_max)? {
         jobs.push(job(&app, model, (&body, &sampling), prompt).await?);
+        // Many prompts: others' answers go on in between.
+        tokio::task::yield_now().await;
     }
     let answer = Answer::new(&app, model, &body, &jobs);
-    let mut generations = Vec::with_capacity(jobs.len());
-    for job in jobs {
-        // What was started is ended if a later one is refused.
-        generations.push(Generation::start(model, job).await?);
-    }
+    let generations = Generation::start_all(model, jobs).await?;
     if body.stream.unwrap_or(false) {
         return Ok(sse::response(Merged::new(generations), Narration::new(answer)));
     }
@@ -464,6 +462,7 @@ impl Narrator for Narration {
             Update::Piece(piece) => self.piece(index, piece, events),
             Update::Ended(ended) => self.ended(index, ended, events),
             Update::Paused(pause) if self.answer.comments => {
+                Narration::flush(self, events);
                 let (kind, reason) = (pause.kind.name(), pause.reason.name());
                 events.push_comment(&format!("paused: {kind} ({reason})"));
             }
