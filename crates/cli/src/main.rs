@@ -17,13 +17,13 @@ mod run;
 mod serve;
 mod serving_args;
 mod signals;
-
 mod tokenize;
 mod workload;
 
 use std::process::ExitCode;
 
 use clap::{CommandFactory as _, Parser, Subcommand};
+use reef_server::sizes;
 
 /// An LLM serving engine in which KV-cache memory is the budget.
 #[derive(Parser)]

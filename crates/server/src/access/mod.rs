@@ -8,6 +8,7 @@
 //!
 //! `/health`, `/version` and the page's frame at `/`, which has no data in it, are always open.
 
+mod asker;
 mod browser;
 mod exposure;
 mod headers;
@@ -22,6 +23,7 @@ use reef_kv::Fidelity;
 
 use crate::error::ApiError;
 
+pub use asker::Asker;
 pub use browser::{Origins, OriginsError};
 pub use exposure::{ExposureError, check_exposure};
 pub use headers::kv_headers;

@@ -21,8 +21,13 @@ const TEXT_MAX: usize = 128;
 #[derive(Debug, thiserror::Error)]
 pub enum TenantsError {
     /// The file is no TOML, or has a key that means nothing, or a value of the wrong kind.
-    #[error("{0}")]
-    Syntax(#[from] toml::de::Error),
+    #[error("line {line}: {message}")]
+    Syntax {
+        /// From 1.
+        line: usize,
+        /// Without the line itself, which may have a secret in it.
+        message: String,
+    },
     /// A value that cannot be.
     #[error("{0}")]
     Wrong(String),
@@ -149,7 +154,11 @@ pub fn parse_tenants(
     text: &str,
     environment: impl Fn(&str) -> Option<String>,
 ) -> Result<Vec<TenantRules>, TenantsError> {
-    let file: File = toml::from_str(text)?;
+    let file: File = toml::from_str(text).map_err(|error| {
+        let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
+        let message = error.message().replace('\n', "; ");
+        TenantsError::Syntax { line: before.matches('\n').count() + 1, message }
+    })?;
     if file.tenant.is_empty() || file.tenant.len() > TENANTS_MAX {
         let tenants = file.tenant.len();
         return Err(TenantsError::Wrong(format!(
@@ -313,7 +322,7 @@ mod tests {
 
     #[test]
     fn what_is_wrong_is_named_with_its_tenant_and_without_secrets() {
-        let secret = "topsecret\u{1}";
+        let secret = "topsecret";
         let cases = [
             ("", "0 tenants"),
             ("[[tenant]]\nname = \"a\"\nquota = \"1MiB\"", "unknown field `quota`"),
@@ -334,11 +343,13 @@ mod tests {
             ("[[tenant]]\nname = \"a\"\nkey_env = \"NOT_SET\"", "`NOT_SET` is not set"),
             ("[[tenant]]\nname = \"a\"\nkey_sha256 = \"abc\"", "key_sha256: the hash is not 64"),
             ("[[tenant]]\nname = \"a\"\nkey = \"topsecret\\u0001\"", "key: the key has a space"),
+            ("[[tenant]]\nname = \"a\"\nkey = \"topsecret\u{1}\"", "line 3: "),
+            ("[[tenant]]\nname = \"a\"\nkey = topsecret", "line 3: "),
             ("[[tenant]]\nname = \"a\"\n[[tenant]]\nname = \"a\"", "two tenants are called `a`"),
         ];
         for (text, expected) in cases {
             let error = parse(text).unwrap_err();
-            assert!(error.contains(expected), "{text:?}: {error}");
+            assert!(error.contains(expected) && !error.contains('\n'), "{text:?}: {error}");
             assert!(!error.contains(secret), "{error}");
         }
     }

@@ -19,6 +19,7 @@ use super::exchange::answer_panic;
 use super::stop::{Stop, Stopping};
 use super::traffic::Count;
 use super::{Lifecycle, State, open_files, socket};
+use crate::error::ApiError;
 
 /// A connection that has been quiet for less may have its first request on the way: it is not closed to
 /// make room.
@@ -26,10 +27,6 @@ const QUIET_ENOUGH: Duration = Duration::from_secs(1);
 /// Newcomers that are being told 503 at once; more are closed without a word.
 const TURNING_AWAY: usize = 64;
 const TURN_AWAY: Duration = Duration::from_secs(1);
-const FULL: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\n\
-    retry-after: 1\r\nconnection: close\r\ncontent-length: 142\r\n\r\n\
-    {\"error\":{\"message\":\"too many connections are at work: send this again later\",\
-    \"type\":\"overloaded_error\",\"param\":null,\"code\":\"too_many_connections\"}}";
 /// Pauses after a failure to accept that only time or a closed connection mends.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
@@ -89,6 +86,18 @@ pub async fn serve(
     server.lifecycle.readiness.set(State::CutOff);
     server.tasks.shutdown().await;
     Drained { in_flight, cut_off, engine_died }
+}
+
+/// What a newcomer is told where everybody is at work, without hyper.
+fn full_house() -> String {
+    let error = ApiError::unavailable("too many connections are at work: send this again later");
+    let error = ApiError { code: Some("too_many_connections"), ..error };
+    let body = error.body().to_string();
+    let (length, seconds) = (body.len(), error.retry_after_s.unwrap_or(1));
+    format!(
+        "HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: {seconds}\r\n\
+         connection: close\r\ncontent-length: {length}\r\n\r\n{body}"
+    )
 }
 
 struct Server {
@@ -217,7 +226,7 @@ impl Server {
         }
         self.turning_away.spawn(async move {
             let say = async {
-                stream.write_all(FULL).await?;
+                stream.write_all(full_house().as_bytes()).await?;
                 stream.shutdown().await?;
                 connection::discard(stream).await
             };
