@@ -2,6 +2,7 @@
 
 mod bench;
 mod chart;
+mod completions;
 mod eval;
 mod inspect;
 mod kv_args;
@@ -51,6 +52,8 @@ enum Command {
     Eval(eval::Args),
     /// Plan memory and concurrency before starting an engine
     Plan(plan::Args),
+    /// Print a script that completes reef's words in your shell
+    Completions(completions::Args),
 }
 
 /// The options that every subcommand has; flatten it into its `Args`.
@@ -104,6 +107,7 @@ fn run(command: Command) -> anyhow::Result<()> {
         Command::Bench(args) => bench::run(args),
         Command::Eval(args) => eval::run(args),
         Command::Plan(args) => plan::run(args),
+        Command::Completions(args) => completions::run(args, Cli::command()),
     }
 }
 
