@@ -5,8 +5,9 @@ use std::sync::Arc;
 use axum::Router;
 use axum::extract::{FromRequestParts, Request, State};
 use axum::http::request::Parts;
+use axum::http::{HeaderValue, header};
 use axum::middleware::{Next, from_fn_with_state};
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
 
 use super::{Access, Caller};
 use crate::error::ApiError;
@@ -35,13 +36,15 @@ pub fn protect(access: &Arc<Access>, routes: Routes) -> Router {
     }
 }
 
-async fn browsers(
-    State(access): State<Arc<Access>>,
-    request: Request,
-    next: Next,
-) -> Result<Response, ApiError> {
-    access.check_browser(request.headers())?;
-    Ok(next.run(request).await)
+async fn browsers(State(access): State<Arc<Access>>, request: Request, next: Next) -> Response {
+    let mut response = match access.check_browser(request.headers()) {
+        Ok(()) => next.run(request).await,
+        Err(error) => error.into_response(),
+    };
+    // What a browser shows is what we say it is: an error that repeats markup stays JSON.
+    let nosniff = HeaderValue::from_static("nosniff");
+    response.headers_mut().insert(header::X_CONTENT_TYPE_OPTIONS, nosniff);
+    response
 }
 
 async fn callers(

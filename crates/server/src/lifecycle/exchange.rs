@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
-use axum::http::header::{CONNECTION, HeaderValue};
+use axum::http::header::{CONNECTION, HeaderValue, TRANSFER_ENCODING};
 use axum::http::{Method, Request, Response, StatusCode};
 use axum::response::IntoResponse;
 use bytes::Bytes;
@@ -46,15 +46,18 @@ pub(super) async fn exchange(
         held: AtomicUsize::new(0),
         verdict: OnceLock::new(),
     });
+    // A length beside the chunks has been dropped by hyper: somebody before us may have gone by it, and what
+    // they took for the body's rest must not be read as a request (RFC 9112, 6.1).
+    let is_chunked = request.headers().contains_key(TRANSFER_ENCODING);
     let request = request.map(|inner| Body::new(Metered::new(inner, meter.clone())));
     let Ok(response) = router.call(request).await;
     let response = match meter.verdict.get() {
         Some(verdict) => closing(verdict.refusal(&lifecycle).into_response()),
         None => response,
     };
-    let response = match lifecycle.readiness.state() < State::Draining {
-        true => response,
-        false => closing(response),
+    let response = match is_chunked || lifecycle.readiness.state() >= State::Draining {
+        true => closing(response),
+        false => response,
     };
     Ok(response.map(|inner| Body::new(Answer { inner, _exchange: exchange })))
 }

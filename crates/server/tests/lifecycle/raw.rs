@@ -36,7 +36,12 @@ impl Raw {
 
     /// Whether `text` could be sent.
     pub async fn try_say(&mut self, text: &str) -> bool {
-        self.stream.write_all(text.as_bytes()).await.is_ok()
+        self.try_send(text.as_bytes()).await
+    }
+
+    /// Whether `bytes` could be sent.
+    pub async fn try_send(&mut self, bytes: &[u8]) -> bool {
+        timeout(PATIENCE, self.stream.write_all(bytes)).await.expect("it hangs").is_ok()
     }
 
     /// Reads on; `false`: the server has closed or reset.
