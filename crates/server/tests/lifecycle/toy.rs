@@ -141,7 +141,7 @@ async fn panics() -> &'static str {
 
 async fn panics_later() -> Body {
     let mut frames = 0;
-    Body::new(Frames(move |_: &mut _| {
+    Body::new(Frames(move |_: &mut std::task::Context<'_>| {
         frames += 1;
         assert!(frames < 3, "a stream's bug");
         Poll::Ready(Some(Bytes::from_static(b"frame ")))
@@ -171,7 +171,7 @@ async fn tokens(State(shared): Toys) -> Body {
 async fn flood(State(shared): Toys) -> Body {
     let alive = Alive::new(&shared.seen);
     let piece = Bytes::from(vec![b'x'; 4096]);
-    Body::new(Frames(move |_: &mut _| {
+    Body::new(Frames(move |_: &mut std::task::Context<'_>| {
         alive.0.flooded.fetch_add(piece.len() as u64, Ordering::SeqCst);
         Poll::Ready(Some(piece.clone()))
     }))

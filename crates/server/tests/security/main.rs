@@ -7,7 +7,11 @@ mod keys;
 #[path = "../lifecycle/raw.rs"]
 mod raw;
 mod served;
-#[allow(dead_code, reason = "written for the tests of the routes; a part of it is used here")]
+#[allow(
+    dead_code,
+    unused_imports,
+    reason = "written for the tests of the routes; a part of it is used here"
+)]
 #[path = "../system/support/mod.rs"]
 mod support;
 mod tenants;

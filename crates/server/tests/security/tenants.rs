@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use reef_engine::{Engine, EngineConfig, EngineHandle};
 use reef_server::access::parse_tenants;
-use reef_server::door::Door;
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
 
