@@ -85,6 +85,7 @@ impl Drop for Look {
 enum Command {
     Submit(u64, Box<Request>, Ear),
     End(u64, FinishReason),
+    EndBranch(u64, u32, FinishReason),
     Look(Look),
     Stop,
 }
@@ -184,6 +185,13 @@ impl EngineHandle {
         (self.waker)();
     }
 
+    /// Ends one of several continuations of a request, which a stop string has ended. Never waits; where the
+    /// engine does not keep up it goes on in vain until its limit.
+    pub fn end_branch(&self, key: u64, branch: u32, reason: FinishReason) {
+        let _ = self.commands.try_send(Command::EndBranch(key, branch, reason));
+        (self.waker)();
+    }
+
     /// Calls `glance` with the engine, on its thread, between two of its turns: it must be short, for nothing
     /// is computed meanwhile. It is called once in any case: with `None`, maybe at once on this thread, where
     /// the engine has died, is stopped before it comes to it, or does not keep up with what it is told. A
@@ -274,6 +282,7 @@ impl Server {
                 }
             },
             Command::End(key, reason) => self.engine.end(key, reason),
+            Command::EndBranch(key, branch, reason) => self.engine.end_branch(key, branch, reason),
             Command::Look(mut look) => look.at(Some(&self.engine)),
             Command::Stop => return false,
         }
