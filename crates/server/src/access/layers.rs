@@ -25,8 +25,8 @@ pub struct Routes {
 
 /// One router of all, with the checks before each. What is not listed as open needs a key.
 pub fn protect(access: &Arc<Access>, routes: Routes) -> Router {
-    let keyed = routes.keyed.route_layer(from_fn_with_state(access.clone(), callers));
-    let admin = routes.admin.route_layer(from_fn_with_state(access.clone(), admins));
+    let keyed = routes.keyed.layer(from_fn_with_state(access.clone(), callers));
+    let admin = routes.admin.layer(from_fn_with_state(access.clone(), admins));
     let all = routes.open.merge(keyed).merge(admin);
     let all = all.layer(from_fn_with_state(access.clone(), browsers));
     match access.origins.cors() {

@@ -30,7 +30,7 @@ async fn draining_finishes_streams_and_refuses_work() {
     let refused = work.answer().await;
     assert_eq!(refused.status, 503);
     assert!(refused.head.contains("retry-after: ") && refused.body.contains("stopping"));
-    stream.wait_for("token token").await;
+    stream.wait_for("token \r\n6\r\ntoken ").await;
     toy.seen.release.notify_waiters();
     let (said, _) = stream.rest().await;
     assert!(said.ends_with("0\r\n\r\n"), "the stream is whole: {said}");

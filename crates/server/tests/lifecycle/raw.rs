@@ -56,7 +56,8 @@ impl Raw {
     /// Reads until the text so far has `text`.
     pub async fn wait_for(&mut self, text: &str) {
         while !String::from_utf8_lossy(&self.read).contains(text) {
-            let so_far = String::from_utf8_lossy(&self.read).into_owned();
+            let so_far =
+                String::from_utf8_lossy(&self.read[..self.read.len().min(500)]).into_owned();
             assert!(self.more().await, "closed before {text:?}: {so_far:?}");
         }
     }
