@@ -19,7 +19,7 @@ const WAITING: &str = "vllm:num_requests_waiting";
 pub struct Rest {
     /// `/v1/pool`.
     pub pool: Value,
-    /// Running and waiting requests, by `/metrics`.
+    /// Requests inside, by `/metrics` and by `/v1/pool` together.
     pub requests: f64,
     /// Names of counters of broken invariants that are not 0, by `/metrics`.
     pub violations: Vec<String>,
@@ -35,12 +35,15 @@ pub async fn look(client: &mut Client) -> anyhow::Result<Rest> {
         let metrics = get(client, "/metrics").await?;
         let running = sum(&metrics, RUNNING).context("/metrics has no running requests")?;
         let waiting = sum(&metrics, WAITING).context("/metrics has no waiting requests")?;
-        let requests = running + waiting;
+        let pool: Value = serde_json::from_str(&get(client, "/v1/pool").await?)?;
+        let inside = ["running", "waiting", "paused"].map(|state| pool[state].as_f64());
+        let inside = inside.into_iter().try_fold(0.0, |sum, count| Some(sum + count?));
+        let inside = inside.context("/v1/pool does not tell running, waiting and paused")?;
+        let requests = running + waiting + inside;
         if requests > 0.0 && start.elapsed() < SETTLE_LIMIT {
             tokio::time::sleep(Duration::from_millis(100)).await;
             continue;
         }
-        let pool = serde_json::from_str(&get(client, "/v1/pool").await?)?;
         return Ok(Rest { pool, requests, violations: violations(&metrics) });
     }
 }

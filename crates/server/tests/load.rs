@@ -17,6 +17,7 @@ use reef_model::chat_template::ChatTemplate;
 use reef_model::gguf::Gguf;
 use reef_model::runner::{Activations, KeyRotation, ModelRunner, RunnerOptions};
 use reef_model::tokenizer::Tokenizer;
+use reef_server::lifecycle::{self, Stop, Stopper};
 use reef_server::{App, Model, Settings, http};
 
 const CLIENTS: usize = 16;
@@ -39,10 +40,12 @@ fn smollm2() -> Option<Gguf> {
     None
 }
 
-/// A server on a thread of its own, which ends with the process.
+/// A server on a thread of its own.
 struct Server {
     address: SocketAddr,
     app: Arc<App>,
+    /// Dropping it stops the server.
+    _stopper: Stopper,
 }
 
 impl Server {
@@ -73,11 +76,14 @@ impl Server {
             door: Arc::new(EngineHandle::spawn(engine).unwrap()),
         });
         let runtime = runtime();
-        let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
+        let any_port = SocketAddr::from(([127, 0, 0, 1], 0));
+        let listener = runtime.block_on(async { lifecycle::bind(any_port) }).unwrap();
         let address = listener.local_addr().unwrap();
-        let router = http::router(app.clone());
-        std::thread::spawn(move || runtime.block_on(http::serve(listener, router)));
-        Server { address, app }
+        let (stopper, stop) = Stop::told();
+        let served =
+            lifecycle::serve(listener, http::router(app.clone()), app.lifecycle.clone(), stop);
+        std::thread::spawn(move || runtime.block_on(served));
+        Server { address, app, _stopper: stopper }
     }
 
     fn stats(&self) -> EngineStats {

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use reef_model::gguf::Gguf;
 use reef_model::tokenizer::{Encode, Tokenizer};
+use reef_server::lifecycle::{self, Stop, Stopper};
 use reef_server::{App, Model, Settings, http};
 
 use stub::{Pace, StubDoor};
@@ -62,6 +63,8 @@ fn main() {
 struct Server {
     address: SocketAddr,
     door: Arc<StubDoor>,
+    /// Dropping it stops the server.
+    _stopper: Stopper,
 }
 
 impl Server {
@@ -82,14 +85,16 @@ impl Server {
             template: None,
             door: door.clone(),
         });
-        let bound = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0"));
+        let any_port = SocketAddr::from(([127, 0, 0, 1], 0));
+        let bound = runtime.block_on(async { lifecycle::bind(any_port) });
         let listener = bound.expect("a port");
         let address = listener.local_addr().expect("an address");
-        let serve = move || runtime.block_on(http::serve(listener, http::router(app)));
-        let thread = std::thread::Builder::new().name("reef-http".into());
-        // It ends with the process.
-        drop(thread.spawn(serve).expect("a thread"));
-        Server { address, door }
+        let (stopper, stop) = Stop::told();
+        let lifecycle = app.lifecycle.clone();
+        std::thread::spawn(move || {
+            runtime.block_on(lifecycle::serve(listener, http::router(app), lifecycle, stop))
+        });
+        Server { address, door, _stopper: stopper }
     }
 
     /// `streams` of `tokens` each, all at once.
