@@ -10,6 +10,10 @@ pub fn run(arguments: &[String]) -> anyhow::Result<()> {
     build.args(packages);
     run_shown(build)?;
     let mut load = cargo(&["run", "--release", "--quiet", "--package", "reef-load", "--"]);
+    // Whether it holds, unless another of its words is given.
+    if arguments.first().is_none_or(|word| word.starts_with("--")) {
+        load.arg("hold");
+    }
     load.args(arguments);
     run_shown(load)
 }

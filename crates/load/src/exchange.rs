@@ -20,8 +20,18 @@ pub struct Answer {
     pub prompt_tokens: Option<usize>,
     /// Of all choices.
     pub completion_tokens: usize,
-    /// From the start of sending to the first generated token.
-    pub ttft_ms: f64,
+    /// When it was asked.
+    pub asked_at: Instant,
+    /// When each chunk that brought generated tokens came.
+    pub tokens_at: Vec<Instant>,
+}
+
+impl Answer {
+    /// From asking to the first generated token, in milliseconds; 0 where none came.
+    pub fn ttft_ms(&self) -> f64 {
+        let first = self.tokens_at.first();
+        first.map_or(0.0, |first| first.duration_since(self.asked_at).as_secs_f64() * 1e3)
+    }
 }
 
 /// How an exchange ended.
@@ -87,7 +97,7 @@ impl Client {
 
     /// `None`: left.
     async fn ask(&mut self, ask: &Ask) -> Result<Option<Answer>, Fault> {
-        let start = Instant::now();
+        let asked_at = Instant::now();
         let (mut connection, head) = self.begin("POST", ask.path, &ask.body.to_string()).await?;
         if head.status != 200 {
             let body = patiently(self.patience, connection.rest()).await?;
@@ -98,13 +108,12 @@ impl Client {
         }
         let mut transcript = Transcript::new(ask.wanted.clone(), self.strictness);
         let mut events = Events::new(self.strictness);
-        let (mut payloads, mut read, mut ttft_ms) = (Vec::new(), 0, None);
+        let (mut payloads, mut read, mut tokens_at) = (Vec::new(), 0, Vec::new());
         while let Some(piece) = patiently(self.patience, connection.piece()).await? {
             events.feed(&piece, &mut payloads)?;
             for payload in payloads.drain(..) {
-                let has_tokens = transcript.take(&payload)?;
-                if has_tokens && ttft_ms.is_none() {
-                    ttft_ms = Some(start.elapsed().as_secs_f64() * 1e3);
+                if transcript.take(&payload)? {
+                    tokens_at.push(Instant::now());
                 }
             }
             read += 1;
@@ -121,8 +130,13 @@ impl Client {
         }
         transcript.check()?;
         self.connection = Some(connection).filter(|_| head.keep_alive);
-        let ttft_ms = ttft_ms.unwrap_or_else(|| start.elapsed().as_secs_f64() * 1e3);
-        Ok(Some(answer(transcript, ttft_ms)))
+        Ok(Some(Answer {
+            completion_tokens: transcript.completion_tokens(),
+            prompt_tokens: transcript.counts.map(|counts| counts.prompt_tokens),
+            texts: transcript.choices.into_iter().map(|choice| choice.text).collect(),
+            asked_at,
+            tokens_at,
+        }))
     }
 
     /// Sends and reads the head, on a new connection where the old one was closed meanwhile (a server may,
@@ -153,15 +167,6 @@ impl Client {
     ) -> Result<Head, Fault> {
         connection.send(method, path, body).await?;
         patiently(self.patience, connection.head()).await
-    }
-}
-
-fn answer(transcript: Transcript, ttft_ms: f64) -> Answer {
-    Answer {
-        completion_tokens: transcript.completion_tokens(),
-        prompt_tokens: transcript.counts.map(|counts| counts.prompt_tokens),
-        texts: transcript.choices.into_iter().map(|choice| choice.text).collect(),
-        ttft_ms,
     }
 }
 

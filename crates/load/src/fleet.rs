@@ -145,7 +145,7 @@ impl Tally {
         self.answered += 1;
         self.prompt_tokens += answer.prompt_tokens.unwrap_or(0);
         self.completion_tokens += answer.completion_tokens;
-        self.ttft_ms.push(answer.ttft_ms);
+        self.ttft_ms.push(answer.ttft_ms());
     }
 
     fn merge(&mut self, other: Tally) {

@@ -242,13 +242,11 @@ impl Transcript {
             }
         }
         let tokens = told.or(logprobs.then_some(seen));
-        if let (true, Some(tokens)) = (exactly || stopped == 0, tokens) {
-            if tokens < choices * max_tokens {
-                let text = format!("{tokens} of {choices} x {max_tokens} tokens came");
-                return Err(Fault::Truncated(text));
-            }
+        let whole = choices * max_tokens;
+        match tokens.filter(|tokens| (exactly || stopped == 0) && *tokens < whole) {
+            Some(tokens) => Err(Fault::Truncated(format!("{tokens} of {whole} tokens came"))),
+            None => Ok(()),
         }
-        Ok(())
     }
 
     /// Tokens generated: as told, else as many chunks as brought some.

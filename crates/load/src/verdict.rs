@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::Run;
+use crate::hold::Run;
 
 /// Resident memory may grow by so much behind the warm-up: pages of the allocator that fill late.
 const GROWTH_BYTES: f64 = (8 << 20) as f64;
