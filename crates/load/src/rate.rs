@@ -20,6 +20,8 @@ use crate::programs::{Peers, Programs};
 const IDS: std::ops::Range<u32> = 1000..20_000;
 /// KV memory beyond what the requests hold: open blocks, tables, the reserve.
 const ROOM: f64 = 1.25;
+/// The same for few streams, in bytes.
+const LEAST_ROOM: f64 = (8 << 20) as f64;
 
 /// Tokens a second of many streams of one length, memory enough for all
 #[derive(clap::Args)]
@@ -61,7 +63,7 @@ struct Rates {
 pub async fn run(args: Args) -> anyhow::Result<()> {
     let (model, bytes_per_token) = args.programs.model()?;
     let held = args.prompt + args.generate;
-    let kv_bytes = (args.clients * held) as f64 * bytes_per_token * ROOM;
+    let kv_bytes = (args.clients * held) as f64 * bytes_per_token * ROOM + LEAST_ROOM;
     let demand = Demand {
         kv_bytes: kv_bytes as u64,
         bytes_per_token,

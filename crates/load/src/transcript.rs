@@ -163,8 +163,10 @@ impl Transcript {
         if strict && completion_tokens < before.completion_tokens {
             return Err(Fault::Miscounted(format!("usage fell below {before:?} to {usage}")));
         }
-        self.counts = Some(Counts { prompt_tokens, completion_tokens });
-        self.has_final_usage |= is_last;
+        // llama-server counts each choice of a plain completion by itself, in its last chunk.
+        let others = if strict || is_last { 0 } else { before.completion_tokens };
+        self.counts = Some(Counts { prompt_tokens, completion_tokens: completion_tokens + others });
+        self.has_final_usage |= is_last || !strict;
         Ok(())
     }
 
@@ -179,8 +181,9 @@ impl Transcript {
             true => told["delta"]["content"].as_str().unwrap_or_default(),
             false => told["text"].as_str().unwrap_or_default(),
         };
-        let logprobs = &told["logprobs"][if is_chat { "content" } else { "tokens" }];
-        let tokens = logprobs.as_array().map_or(0, Vec::len);
+        // llama-server gives plain completions the shape of a chat's.
+        let shape = if is_chat || !strict { "content" } else { "tokens" };
+        let tokens = told["logprobs"][shape].as_array().map_or(0, Vec::len);
         if choice.finish_reason.is_some() && !text.is_empty() {
             return Err(Fault::Malformed(format!("text behind the end of choice {index}")));
         }
