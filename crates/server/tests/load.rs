@@ -8,7 +8,8 @@ use std::path::PathBuf;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use reef_engine::{Engine, EngineConfig, EngineHandle, EngineStats};
+use reef_engine::stats::EngineStats;
+use reef_engine::{Engine, EngineConfig, EngineHandle};
 use reef_kernels::dispatch::Tier;
 use reef_load::fleet::{self, Plan, Until};
 use reef_load::sse::Strictness;

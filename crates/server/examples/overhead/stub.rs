@@ -143,7 +143,8 @@ impl Stream {
         if listens && self.told < self.most {
             return true;
         }
-        (self.listener)(Event::Finished(Box::new(self.outcome())));
+        let outcome = Box::new(self.outcome());
+        (self.listener)(Event::Finished(outcome));
         false
     }
 
