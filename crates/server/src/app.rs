@@ -9,6 +9,7 @@ use reef_model::tokenizer::Tokenizer;
 use crate::access::Access;
 use crate::door::Door;
 use crate::error::ApiError;
+use crate::http::pool::Looks;
 use crate::lifecycle::{Lifecycle, Limits, State};
 use crate::settings::Settings;
 
@@ -40,6 +41,8 @@ pub struct App {
     pub access: Arc<Access>,
     /// Limits, readiness, and what came and went.
     pub lifecycle: Arc<Lifecycle>,
+    /// The last look at the pool.
+    pub looks: Looks,
     model: OnceLock<Model>,
 }
 
@@ -53,7 +56,7 @@ impl App {
     pub fn guarded(settings: Settings, access: Access, limits: Limits) -> App {
         let limits = Limits { body_bytes: settings.body_bytes_max, ..limits };
         let (access, lifecycle) = (Arc::new(access), Arc::new(Lifecycle::new(limits)));
-        App { settings, access, lifecycle, model: OnceLock::new() }
+        App { settings, access, lifecycle, looks: Looks::default(), model: OnceLock::new() }
     }
 
     /// The model is there: requests are taken from now on. A second one is ignored.

@@ -6,6 +6,7 @@ mod generate;
 mod health;
 mod json;
 mod models;
+pub mod pool;
 mod prompt;
 mod render;
 mod respond;
@@ -23,6 +24,7 @@ pub use json::{Json, Sampled, parse};
 use crate::access::{Routes, protect};
 use crate::app::App;
 use crate::error::ApiError;
+use crate::page;
 
 /// All routes.
 pub fn router(app: Arc<App>) -> Router {
@@ -31,6 +33,8 @@ pub fn router(app: Arc<App>) -> Router {
     let open = Router::new()
         .route("/health", get(health::health))
         .route("/version", get(health::version))
+        // The page shows nothing by itself: what it asks for is the administrator's.
+        .merge(page::routes())
         .fallback(nothing_here)
         .method_not_allowed_fallback(other_method);
     let keyed = Router::new()
@@ -46,10 +50,12 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/tokenizer_info", get(tokenize::info))
         .method_not_allowed_fallback(other_method)
         .layer(body);
+    let admin =
+        Router::new().route("/v1/pool", get(pool::pool)).method_not_allowed_fallback(other_method);
     let routes = Routes {
         open: open.with_state(app.clone()),
-        keyed: keyed.with_state(app),
-        admin: Router::new(),
+        keyed: keyed.with_state(app.clone()),
+        admin: admin.with_state(app),
     };
     protect(&access, routes)
 }
