@@ -72,6 +72,19 @@ fn word(tokenizer: &Tokenizer, id: u32) -> Vec<u8> {
     }
 }
 
+/// Bytes of a forced text that are tokenized: its first token is what matters, and all of a long text
+/// would be tokenized again for each of its tokens.
+const FORCED_BYTES_MAX: usize = 512;
+
+/// Bytes of `bytes` to tokenize, whole characters where they are UTF-8.
+fn beginning(bytes: &[u8]) -> usize {
+    if bytes.len() <= FORCED_BYTES_MAX {
+        return bytes.len();
+    }
+    let is_start = |at: &usize| !(0x80..0xC0).contains(&bytes[*at]);
+    (FORCED_BYTES_MAX - 3..=FORCED_BYTES_MAX).rev().find(is_start).unwrap_or(FORCED_BYTES_MAX)
+}
+
 /// Fails for texts of more than a gigabyte only, which no grammar forces: then nothing is forced.
 fn encode(tokenizer: &Tokenizer, text: &str) -> Vec<u32> {
     let options = Encode { add_special: false, parse_special: false };
@@ -84,6 +97,7 @@ impl TokenizerEnv for Vocabulary {
     }
 
     fn tokenize_bytes(&self, bytes: &[u8]) -> Vec<TokenId> {
+        let bytes = &bytes[..beginning(bytes)];
         self.trie.tokenize_with_greedy_fallback(bytes, |text| self.encode(text))
     }
 }

@@ -18,6 +18,7 @@ use axum::extract::DefaultBodyLimit;
 use axum::routing::{get, post};
 
 pub use json::{Json, Sampled, parse};
+pub use respond::new_id;
 
 use crate::app::App;
 use crate::error::ApiError;
