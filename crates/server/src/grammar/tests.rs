@@ -160,7 +160,8 @@ end    ::= "\n" | "\u00e9" "!""#;
             })
         })
     };
-    let checks: [(&str, &dyn Fn(&str) -> bool); 2] = [(gbnf, &is_balanced), (lark, &is_list)];
+    type Check<'a> = &'a dyn Fn(&str) -> bool;
+    let checks: [(&str, Check<'_>); 2] = [(gbnf, &is_balanced), (lark, &is_list)];
     for (grammar, check) in checks {
         let spec = GrammarSpec::Grammar(grammar.into());
         let constraint = grammars.compile(&wanted(spec)).unwrap_or_else(|error| panic!("{error}"));
