@@ -43,7 +43,7 @@ mod watchdog;
 
 pub use admission::Refusal;
 pub use config::{AdmissionPolicy, EngineConfig, PrefixSettings, Scheduling};
-pub use engine::{Engine, Progress};
+pub use engine::{Engine, PrefixListener, Progress};
 pub use event::{Event, FinishReason, Outcome, Told, Usage};
 pub use generate::Generation;
 pub use handle::EngineHandle;

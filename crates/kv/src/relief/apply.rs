@@ -334,6 +334,7 @@ impl Relief<'_, '_> {
             return;
         }
         // From here on nothing of the caller's runs.
+        let known_as = record.cached.then(|| record.fidelity());
         let shape = pool.config().groups[record.group as usize].shape;
         let refused_formats = ByFormat::default();
         let mut swapped = Swapped { format, pages: 0, saved_bytes: 0, refused: refused_formats };
@@ -355,6 +356,12 @@ impl Relief<'_, '_> {
             batch.pages[swapped.pages] = (layer, page);
             swapped.pages += 1;
             swapped.saved_bytes += shape.page_bytes(old.format) - shape.page_bytes(format);
+        }
+        let record = &mut state.blocks[subject.block as usize];
+        // The prefix index tells others what they may use.
+        if known_as.is_some_and(|known_as| known_as < record.fidelity()) {
+            record.lowered = true;
+            state.note_cache_change(subject.block);
         }
         let record = &state.blocks[subject.block as usize];
         self.follow_swap(subject, record, &swapped, &batch.pages[..swapped.pages]);

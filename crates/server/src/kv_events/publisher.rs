@@ -1,0 +1,305 @@
+//! The sockets, on a thread of their own.
+
+use std::cell::RefCell;
+use std::thread::JoinHandle;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use bytes::Bytes;
+use reef_engine::{Engine, PrefixListener};
+use reef_kv::prefix::PrefixEvent;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::timeout;
+use zeromq::{PubSocket, RouterRecvHalf, RouterSendHalf, RouterSocket, ZmqMessage};
+use zeromq::{Socket, SocketRecv, SocketSend};
+
+use super::advertised::{Advertised, AdvertisedRoot};
+use super::ring::Ring;
+use super::wire::{WireEvent, encode};
+use super::{Endpoint, EventFormat, KvEventSettings};
+
+/// Turns of the engine whose events may wait for this thread; then they wait in the cache.
+const WAITING_TURNS: usize = 16;
+/// How long a subscriber that asked for a replay may take to read one message of it.
+const REPLAY_PATIENCE: Duration = Duration::from_secs(1);
+/// How long the last batch may take to leave.
+const LINGER: Duration = Duration::from_millis(100);
+/// Ends a replay in place of a number: −1.
+const END: [u8; 8] = [0xff; 8];
+
+/// The sockets could not be had.
+#[derive(Debug, thiserror::Error)]
+pub enum BindError {
+    /// The system gives no thread or no runtime.
+    #[error("KV events: {0}")]
+    Thread(#[from] std::io::Error),
+    /// An endpoint could not be bound.
+    #[error("KV events: cannot listen at {endpoint}: {reason}")]
+    Bind {
+        /// Where.
+        endpoint: Endpoint,
+        /// Why.
+        reason: String,
+    },
+}
+
+/// Publishes what the prefix cache of one engine holds. Goes with a last `AllBlocksCleared` when it is
+/// dropped.
+#[derive(Debug)]
+pub struct KvPublisher {
+    endpoint: Endpoint,
+    replay: Option<Endpoint>,
+    /// Dropped: stop.
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl KvPublisher {
+    /// Binds the sockets and has `engine` tell them what its prefix cache does.
+    ///
+    /// # Errors
+    /// See [`BindError`].
+    pub fn attach(
+        settings: &KvEventSettings,
+        engine: &mut Engine,
+    ) -> Result<KvPublisher, BindError> {
+        let tenants = engine.config().tenants.iter();
+        let told = tenants.zip(engine.prefix_roots()).filter_map(|(tenant, &root)| {
+            let private = !tenant.salt.is_empty();
+            let name = private.then(|| tenant.name.clone());
+            (settings.private || !private).then_some(AdvertisedRoot { root, tenant: name })
+        });
+        let (publisher, listener) = KvPublisher::bind(settings, told.collect())?;
+        engine.set_prefix_listener(listener);
+        Ok(publisher)
+    }
+
+    /// Binds the sockets for texts that begin at `roots`. What the listener hears is published.
+    ///
+    /// # Errors
+    /// See [`BindError`].
+    pub fn bind(
+        settings: &KvEventSettings,
+        roots: Vec<AdvertisedRoot>,
+    ) -> Result<(KvPublisher, Box<dyn PrefixListener>), BindError> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let (publish, endpoint) = runtime.block_on(bound::<PubSocket>(settings.endpoint))?;
+        let replay =
+            settings.replay.map(|endpoint| runtime.block_on(bound::<RouterSocket>(endpoint)));
+        let (replay, replay_endpoint) = replay.transpose()?.unzip();
+        let (sender, events) = mpsc::channel(WAITING_TURNS);
+        let (stop, stopped) = oneshot::channel();
+        let sender_of_batches = Batches {
+            topic: settings.topic.clone().into_bytes().into(),
+            format: settings.format,
+            advertised: Advertised::new(roots),
+            ring: Ring::default(),
+        };
+        let state = RefCell::new(sender_of_batches);
+        let run = move || runtime.block_on(serve(state, publish, replay, events, stopped));
+        let thread = std::thread::Builder::new().name("reef-kv-events".into()).spawn(run)?;
+        let publisher = KvPublisher {
+            endpoint,
+            replay: replay_endpoint,
+            stop: Some(stop),
+            thread: Some(thread),
+        };
+        Ok((publisher, Box::new(Tap { sender })))
+    }
+
+    /// Where the PUB socket listens.
+    pub fn endpoint(&self) -> Endpoint {
+        self.endpoint
+    }
+
+    /// Where replays are asked for.
+    pub fn replay_endpoint(&self) -> Option<Endpoint> {
+        self.replay
+    }
+}
+
+impl Drop for KvPublisher {
+    fn drop(&mut self) {
+        self.stop.take();
+        if let Some(thread) = self.thread.take() {
+            // It has panicked where that fails; nobody waits for its word.
+            let _ = thread.join();
+        }
+    }
+}
+
+async fn bound<S: Socket>(endpoint: Endpoint) -> Result<(S, Endpoint), BindError> {
+    let failed = |reason: String| BindError::Bind { endpoint, reason };
+    let mut socket = S::new();
+    match socket.bind(&endpoint.to_string()).await {
+        Ok(bound) => Ok((socket, bound.to_string().parse().map_err(failed)?)),
+        Err(error) => Err(failed(error.to_string())),
+    }
+}
+
+/// The engine's side.
+struct Tap {
+    sender: mpsc::Sender<Vec<PrefixEvent>>,
+}
+
+impl PrefixListener for Tap {
+    fn is_ready(&self) -> bool {
+        // Only this side fills the channel. Where nobody listens any more, nothing need be recorded.
+        self.sender.capacity() > 0 && !self.sender.is_closed()
+    }
+
+    fn hear(&mut self, events: Vec<PrefixEvent>) {
+        // There was room, and without a receiver nobody wants them.
+        let _ = self.sender.try_send(events);
+    }
+}
+
+/// What is sent, and what was.
+#[derive(Debug)]
+struct Batches {
+    topic: Bytes,
+    format: EventFormat,
+    advertised: Advertised,
+    ring: Ring,
+}
+
+impl Batches {
+    /// The message that tells of `events`; `None` where there is nothing to tell.
+    fn message(&mut self, events: &[WireEvent]) -> Option<ZmqMessage> {
+        if events.is_empty() {
+            return None;
+        }
+        let payload = self.encode(events)?;
+        let number = Bytes::copy_from_slice(&self.ring.next().to_be_bytes());
+        self.ring.push(payload.clone());
+        ZmqMessage::try_from(vec![self.topic.clone(), number, payload]).ok()
+    }
+
+    fn encode(&self, events: &[WireEvent]) -> Option<Bytes> {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let encoded = encode(events, now.as_secs_f64(), self.format);
+        encoded.inspect_err(|error| tracing::error!("a batch of KV events: {error}")).ok()
+    }
+
+    /// The batches from number `start` on; where they are not all kept, one that tells everything, as the
+    /// latest.
+    fn since(&self, start: u64) -> Vec<(u64, Bytes)> {
+        self.ring.since(start).unwrap_or_else(|| {
+            let everything = self.encode(&self.advertised.everything());
+            everything
+                .map(|payload| (self.ring.next().saturating_sub(1), payload))
+                .into_iter()
+                .collect()
+        })
+    }
+
+    /// One message of a replay to `client`.
+    fn replayed(&self, client: &Bytes, topic: &Bytes, number: &[u8], payload: Bytes) -> ZmqMessage {
+        let mut message = ZmqMessage::from(client.clone());
+        message.push_back(Bytes::new());
+        if self.format == EventFormat::Map {
+            message.push_back(topic.clone());
+        }
+        message.push_back(Bytes::copy_from_slice(number));
+        message.push_back(payload);
+        message
+    }
+}
+
+async fn serve(
+    state: RefCell<Batches>,
+    mut publish: PubSocket,
+    replay: Option<RouterSocket>,
+    mut events: mpsc::Receiver<Vec<PrefixEvent>>,
+    stopped: oneshot::Receiver<()>,
+) {
+    let publishing = async {
+        while let Some(first) = events.recv().await {
+            let mut out = Vec::new();
+            state.borrow_mut().advertised.follow(first, &mut out);
+            while let Ok(next) = events.try_recv() {
+                state.borrow_mut().advertised.follow(next, &mut out);
+            }
+            send(&state, &mut publish, &out).await;
+        }
+        // The engine has gone, and its cache with it.
+        withdraw(&state, &mut publish).await;
+        std::future::pending::<()>().await;
+    };
+    let replaying = async {
+        if let Some(socket) = replay {
+            let (sending, receiving) = socket.split();
+            serve_replays(&state, sending, receiving).await;
+        }
+        std::future::pending::<()>().await;
+    };
+    tokio::select! {
+        () = publishing => {}
+        () = replaying => {}
+        _ = stopped => {}
+    }
+    withdraw(&state, &mut publish).await;
+    tokio::time::sleep(LINGER).await;
+}
+
+/// Publishes a batch. Subscribers that do not keep up lose it; their queues are bounded.
+async fn send(state: &RefCell<Batches>, publish: &mut PubSocket, events: &[WireEvent]) {
+    let message = state.borrow_mut().message(events);
+    if let Some(message) = message
+        && let Err(error) = publish.send(message).await
+    {
+        tracing::warn!("KV events: {error}");
+    }
+}
+
+/// Tells that nothing is there any more, where anything was.
+async fn withdraw(state: &RefCell<Batches>, publish: &mut PubSocket) {
+    let mut out = Vec::new();
+    let mut told = state.borrow_mut();
+    if told.advertised.count() > 0 {
+        told.advertised.follow(vec![PrefixEvent::Cleared], &mut out);
+    }
+    drop(told);
+    send(state, publish, &out).await;
+}
+
+/// Answers those who ask for past batches, one after another.
+async fn serve_replays(
+    state: &RefCell<Batches>,
+    mut sending: RouterSendHalf,
+    mut receiving: RouterRecvHalf,
+) {
+    loop {
+        let frames = match receiving.recv().await {
+            Ok(message) => message.into_vec(),
+            Err(error) => {
+                tracing::warn!("KV events, replay: {error}");
+                return;
+            }
+        };
+        // Who asks, an empty frame (of which a DEALER must send one itself), a number.
+        let [client, _, start] = &frames[..] else {
+            tracing::debug!("KV events: a replay request of {} frames", frames.len());
+            continue;
+        };
+        let Ok(start) = <[u8; 8]>::try_from(&start[..]) else {
+            tracing::debug!("KV events: a replay request whose number has {} bytes", start.len());
+            continue;
+        };
+        let messages = {
+            let state = state.borrow();
+            let batches = state.since(u64::from_be_bytes(start));
+            let past = batches.into_iter().map(|(number, payload)| {
+                state.replayed(client, &state.topic, &number.to_be_bytes(), payload)
+            });
+            let end = state.replayed(client, &Bytes::new(), &END, Bytes::new());
+            past.chain([end]).collect::<Vec<ZmqMessage>>()
+        };
+        for message in messages {
+            match timeout(REPLAY_PATIENCE, sending.send(message)).await {
+                Ok(Ok(())) => {}
+                // It has gone, or does not read.
+                Ok(Err(_)) | Err(_) => break,
+            }
+        }
+    }
+}
