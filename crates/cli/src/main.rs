@@ -14,6 +14,7 @@ mod profiles;
 mod progress;
 mod pull;
 mod run;
+mod serve;
 mod serving_args;
 mod signals;
 mod sizes;
@@ -22,7 +23,7 @@ mod workload;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory as _, Parser, Subcommand};
 
 /// An LLM serving engine in which KV-cache memory is the budget.
 #[derive(Parser)]
@@ -36,6 +37,8 @@ struct Cli {
 enum Command {
     /// Generate text from one prompt and tell what its KV memory went through
     Run(run::Args),
+    /// Serve a model to OpenAI and vLLM clients over HTTP
+    Serve(serve::Args),
     /// Fetch a known model, check it and print its path
     Pull(pull::Args),
     /// Show what is in a GGUF file: header, tensors, tokenizer, bytes per KV token
@@ -80,7 +83,11 @@ fn parse_threads(text: &str) -> Result<usize, String> {
 }
 
 fn main() -> ExitCode {
-    let cli = Cli::parse(); // wrong arguments end here, with status 2
+    let words = match serve::with_config(&Cli::command(), std::env::args_os().collect()) {
+        Ok(words) => words,
+        Err(error) => return output::report(&error),
+    };
+    let cli = Cli::parse_from(words); // wrong arguments end here, with status 2
     match run(cli.command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => output::report(&error),
@@ -90,6 +97,7 @@ fn main() -> ExitCode {
 fn run(command: Command) -> anyhow::Result<()> {
     match command {
         Command::Run(args) => run::run(args),
+        Command::Serve(args) => serve::run(args),
         Command::Pull(args) => pull::run(args),
         Command::Inspect(args) => inspect::run(args),
         Command::Tokenize(args) => tokenize::run(args),

@@ -16,6 +16,9 @@ pub struct Told {
 /// What happens to a request, told as it happens.
 #[derive(Clone, Debug)]
 pub enum Event {
+    /// It was not refused, and waits to be admitted. Told by [`EngineHandle`](crate::EngineHandle), whose
+    /// caller cannot see it otherwise.
+    Accepted,
     /// It was admitted for the first time.
     Admitted {
         /// Limit of generated tokens in force.

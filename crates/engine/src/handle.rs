@@ -74,6 +74,8 @@ pub struct EngineHandle {
     waker: Waker,
     next_key: AtomicU64,
     alive: Arc<AtomicBool>,
+    /// When the engine's clock read 0.
+    start: Instant,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -87,11 +89,12 @@ impl EngineHandle {
         let (wakers, waker) = channel();
         let alive = Arc::new(AtomicBool::new(true));
         let is_alive = alive.clone();
+        let start = Instant::now();
         let run = move || {
             let wakeup = Wakeup::of_this_thread();
             // The one who spawned waits for it.
             let _ = wakers.send(wakeup.waker());
-            let mut server = Server { engine, listeners: HashMap::new(), start: Instant::now() };
+            let mut server = Server { engine, listeners: HashMap::new(), start };
             let ended = catch_unwind(AssertUnwindSafe(|| server.run(&received, &wakeup)));
             is_alive.store(false, Ordering::Release);
             let error = match ended {
@@ -104,11 +107,11 @@ impl EngineHandle {
         let thread = std::thread::Builder::new().name("reef-engine".into()).spawn(run)?;
         let waker = waker.recv().map_err(std::io::Error::other)?;
         let next_key = AtomicU64::new(0);
-        Ok(EngineHandle { commands, waker, next_key, alive, thread: Some(thread) })
+        Ok(EngineHandle { commands, waker, next_key, alive, start, thread: Some(thread) })
     }
 
-    /// Hands a request over; returns its key. `listener` hears everything, a refusal as
-    /// [`Event::Failed`] with [`EngineError::Refused`].
+    /// Hands a request over; returns its key. `listener` hears everything from [`Event::Accepted`] on, a
+    /// refusal as [`Event::Failed`] with [`EngineError::Refused`].
     ///
     /// # Errors
     /// The engine does not keep up with what it is told, or has died.
@@ -152,6 +155,11 @@ impl EngineHandle {
         self.commands.send(Command::Stats(sender)).ok()?;
         (self.waker)();
         stats.recv().ok()
+    }
+
+    /// The engine's time: what [`Request::deadline_us`] is compared with.
+    pub fn now_us(&self) -> u64 {
+        self.start.elapsed().as_micros() as u64
     }
 
     /// Whether the engine's loop is running.
@@ -206,9 +214,10 @@ impl Server {
     fn obey(&mut self, command: Command) -> bool {
         match command {
             Command::Submit(key, request, mut ear) => match self.engine.submit(key, *request) {
-                Ok(()) => {
+                Ok(()) if ear.hear(Event::Accepted) => {
                     self.listeners.insert(key, ear);
                 }
+                Ok(()) => self.engine.end(key, FinishReason::Cancelled),
                 Err(refusal) => {
                     ear.hear(Event::Failed(Arc::new(refusal.into())));
                 }

@@ -12,8 +12,13 @@ pub struct StopMatcher {
 pub enum Matched {
     /// Text that can be shown now.
     Text(String),
-    /// Text before the stop string; the stream ends.
-    Stop(String),
+    /// The stream ends.
+    Stop {
+        /// Text before the stop string.
+        text: String,
+        /// The stop string.
+        stop: String,
+    },
 }
 
 impl StopMatcher {
@@ -26,10 +31,11 @@ impl StopMatcher {
     /// Takes the next piece.
     pub fn push(&mut self, piece: &str) -> Matched {
         self.held.push_str(piece);
-        let first = self.stops.iter().filter_map(|stop| self.held.find(stop.as_str())).min();
-        if let Some(at) = first {
+        let found = |stop: &'_ String| Some((self.held.find(stop.as_str())?, stop.clone()));
+        let first = self.stops.iter().filter_map(found).min_by_key(|(at, _)| *at);
+        if let Some((at, stop)) = first {
             self.held.truncate(at);
-            return Matched::Stop(std::mem::take(&mut self.held));
+            return Matched::Stop { text: std::mem::take(&mut self.held), stop };
         }
         let keep = self.stops.iter().map(|stop| overlap(&self.held, stop)).max().unwrap_or(0);
         let rest = self.held.split_off(self.held.len() - keep);
@@ -60,7 +66,7 @@ mod tests {
         for piece in pieces {
             match matcher.push(piece) {
                 Matched::Text(piece) => text += &piece,
-                Matched::Stop(piece) => return (text + &piece, true),
+                Matched::Stop { text: piece, .. } => return (text + &piece, true),
             }
         }
         (text + &matcher.finish(), false)

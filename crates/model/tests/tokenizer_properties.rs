@@ -54,7 +54,7 @@ fn bpe() -> Tokenizer {
     Tokenizer::new(source("gpt2", &tokens, &["a b", "\u{120} ab"])).unwrap()
 }
 
-fn pushed_and_finished(mut detokenizer: Detokenizer<'_>, ids: &[u32]) -> Vec<String> {
+fn pushed_and_finished(mut detokenizer: Detokenizer<&Tokenizer>, ids: &[u32]) -> Vec<String> {
     let mut texts: Vec<String> = ids.iter().map(|id| detokenizer.push(*id)).collect();
     texts.push(detokenizer.finish());
     texts

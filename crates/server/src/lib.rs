@@ -5,9 +5,21 @@
 //! here decides about memory.
 
 pub mod access;
+pub mod app;
+pub mod door;
+pub mod error;
+pub mod generation;
 pub mod grammar;
+pub mod http;
 pub mod kv_events;
 pub mod lifecycle;
 pub mod metrics;
 pub mod page;
+pub mod settings;
+pub mod sse;
 pub mod tools;
+pub mod types;
+pub mod usage;
+
+pub use app::{App, Model};
+pub use settings::Settings;

@@ -71,7 +71,7 @@ impl<'a> Shown<'a> {
         text += &detokenizer.finish();
         let mut matcher = StopMatcher::new(stops);
         let (text, reason) = match matcher.push(&text) {
-            Matched::Stop(text) => (text, FinishReason::Stop),
+            Matched::Stop { text, .. } => (text, FinishReason::Stop),
             Matched::Text(text) => (text + &matcher.finish(), continuation.finish_reason),
         };
         Shown { continuation, text, reason }

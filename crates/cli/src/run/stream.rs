@@ -111,7 +111,7 @@ pub fn stream(
 }
 
 struct Listener<'a> {
-    detokenizer: Detokenizer<'a>,
+    detokenizer: Detokenizer<&'a Tokenizer>,
     stops: StopMatcher,
     show: bool,
     interrupted: &'a AtomicBool,
@@ -129,7 +129,8 @@ struct Listener<'a> {
 impl Listener<'_> {
     fn hear(&mut self, event: Event) -> ControlFlow<FinishReason> {
         match event {
-            Event::Admitted { .. }
+            Event::Accepted
+            | Event::Admitted { .. }
             | Event::PromptLogprobs(_)
             | Event::Relief(_)
             | Event::Paused(_)
@@ -151,7 +152,7 @@ impl Listener<'_> {
                 let piece = self.detokenizer.push(id);
                 let (piece, stopped) = match self.stops.push(&piece) {
                     Matched::Text(piece) => (piece, false),
-                    Matched::Stop(piece) => (piece, true),
+                    Matched::Stop { text, .. } => (text, true),
                 };
                 if let Err(failure) = self.write(&piece) {
                     self.failure = Some(failure);

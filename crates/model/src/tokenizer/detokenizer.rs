@@ -1,5 +1,7 @@
 //! Token ids back to text, one at a time.
 
+use std::ops::Deref;
+
 use super::Tokenizer;
 
 /// How tokens become text.
@@ -12,10 +14,11 @@ pub struct Decode {
     pub continues: bool,
 }
 
-/// Turns tokens into text as they come, and never gives out half a character.
+/// Turns tokens into text as they come, and never gives out half a character. `T` is how it holds its
+/// tokenizer: a reference, or an `Arc` where it outlives the caller.
 #[derive(Clone, Debug)]
-pub struct Detokenizer<'a> {
-    tokenizer: &'a Tokenizer,
+pub struct Detokenizer<T> {
+    tokenizer: T,
     options: Decode,
     /// Bytes that may begin a character; under 4 between two calls.
     pending: Vec<u8>,
@@ -23,8 +26,9 @@ pub struct Detokenizer<'a> {
     strips_space: bool,
 }
 
-impl<'a> Detokenizer<'a> {
-    pub(super) fn new(tokenizer: &'a Tokenizer, options: Decode) -> Detokenizer<'a> {
+impl<T: Deref<Target = Tokenizer>> Detokenizer<T> {
+    /// At the start of a text.
+    pub fn new(tokenizer: T, options: Decode) -> Detokenizer<T> {
         let strips_space = tokenizer.adds_space_prefix && !options.continues;
         Detokenizer { tokenizer, options, pending: Vec::new(), strips_space }
     }

@@ -265,7 +265,7 @@ impl Tokenizer {
     }
 
     /// Decodes one token at a time.
-    pub fn detokenizer(&self, options: Decode) -> Detokenizer<'_> {
+    pub fn detokenizer(&self, options: Decode) -> Detokenizer<&Tokenizer> {
         Detokenizer::new(self, options)
     }
 

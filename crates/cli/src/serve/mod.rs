@@ -1,0 +1,173 @@
+//! `reef serve`: the engine over HTTP.
+
+mod config;
+mod engine_args;
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use reef_engine::{Engine, EngineConfig, EngineHandle};
+use reef_model::chat_template::{ChatTemplate, ChatTemplateError};
+use reef_model::gguf::Gguf;
+use reef_model::tokenizer::Tokenizer;
+use reef_server::app::unix_time;
+use reef_server::{App, Model, Settings, http};
+
+use crate::kv_args::KvArgs;
+use crate::load::{ModelArgs, open};
+use crate::output::{WrongArguments, note};
+use crate::serving_args::ServingArgs;
+use crate::{Common, sizes};
+
+pub use config::with_config;
+use engine_args::EngineArgs;
+
+/// How long the costs of steps are measured at start.
+const CALIBRATION: Duration = Duration::from_millis(400);
+
+/// Serve a model to OpenAI and vLLM clients over HTTP
+#[derive(clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    common: Common,
+    #[command(flatten)]
+    model: ModelArgs,
+    /// Read options from a TOML file: `port = 8000` for --port 8000; flags and environment win
+    #[arg(long, value_name = "FILE", env = "REEF_CONFIG")]
+    config: Option<PathBuf>,
+    /// Address to listen on
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1", env = "REEF_HOST")]
+    host: IpAddr,
+    /// Port to listen on; 0: any that is free, printed when ready
+    #[arg(long, value_name = "PORT", default_value_t = 8080, env = "REEF_PORT")]
+    port: u16,
+    /// Id of the model in requests and answers; may be given several times [default: its alias or file stem]
+    #[arg(long, value_name = "NAME", env = "REEF_SERVED_MODEL_NAME", value_delimiter = ',')]
+    served_model_name: Vec<String>,
+    /// A Jinja chat template to use instead of the file's
+    #[arg(long, value_name = "FILE")]
+    chat_template: Option<PathBuf>,
+    /// Largest body of a request
+    #[arg(long, value_name = "SIZE", default_value = "16MiB", value_parser = sizes::parse)]
+    max_body_size: u64,
+    #[command(flatten)]
+    kv: KvArgs,
+    #[command(flatten)]
+    serving: ServingArgs,
+    #[command(flatten)]
+    engine: EngineArgs,
+}
+
+/// Runs `reef serve`.
+pub fn run(args: Args) -> anyhow::Result<()> {
+    args.kv.check()?;
+    let app = Arc::new(App::new(settings(&args)?));
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("cannot start the server's runtime")?;
+    runtime.block_on(serve(args, app))
+}
+
+async fn serve(args: Args, app: Arc<App>) -> anyhow::Result<()> {
+    let address = SocketAddr::new(args.host, args.port);
+    let listener = tokio::net::TcpListener::bind(address)
+        .await
+        .with_context(|| format!("cannot listen on {address} (--host, --port)"))?;
+    let url = format!("http://{}", listener.local_addr()?);
+    let router = http::router(app.clone());
+    let loading = tokio::task::spawn_blocking(move || load(&args));
+    let ready = async {
+        let model = loading.await.context("the model's loader failed")??;
+        app.set_model(model);
+        note(&format!("ready: {} at {url}", app.model_name()));
+        std::future::pending::<anyhow::Result<()>>().await
+    };
+    tokio::select! {
+        failed = ready => failed,
+        ended = http::serve(listener, router) => Ok(ended?),
+    }
+}
+
+fn settings(args: &Args) -> anyhow::Result<Settings> {
+    let names = match args.served_model_name.is_empty() {
+        true => vec![default_name(&args.model.model)],
+        false => args.served_model_name.clone(),
+    };
+    if names.iter().any(String::is_empty) {
+        bail!(WrongArguments("--served-model-name is empty: give a name".into()));
+    }
+    let body_bytes_max = usize::try_from(args.max_body_size).context("--max-body-size")?;
+    let settings = Settings::new("");
+    Ok(Settings { model_names: names, fidelity: args.kv.fidelity, body_bytes_max, ..settings })
+}
+
+/// The alias, or the stem of a file's name.
+fn default_name(model: &str) -> String {
+    let path = std::path::Path::new(model);
+    let is_file = path.extension().is_some_and(|extension| extension == "gguf");
+    let stem = path.file_stem().filter(|_| is_file || model.contains('/'));
+    stem.map_or(model.into(), |stem| stem.to_string_lossy().into_owned())
+}
+
+fn load(args: &Args) -> anyhow::Result<Model> {
+    let gguf = open(&args.model.path()?)?;
+    let tokenizer = Arc::new(Tokenizer::from_gguf(&gguf)?);
+    let template = template(args, &gguf, &tokenizer)?;
+    let threads = args.common.threads();
+    let mut runner = args.model.runner(&gguf, threads)?;
+    let context = runner.spec().trained_context;
+    let plain = args.kv.engine_config(&gguf, &mut runner, &args.model, None)?;
+    let scheduling = args.engine.scheduling()?;
+    let config = EngineConfig { scheduling, calibration: CALIBRATION, ..plain };
+    let (budget_bytes, block_size) = (config.budget_bytes, config.block_size);
+    let mut engine = Engine::new(runner, config)?;
+    args.serving.equip(&mut engine, &tokenizer, &args.model, threads)?;
+    Ok(Model {
+        root: args.model.model.clone(),
+        created: unix_time(),
+        context,
+        budget_bytes,
+        block_size,
+        tokenizer,
+        template: template.map(Arc::new),
+        door: Arc::new(EngineHandle::spawn(engine)?),
+    })
+}
+
+/// The template asked for, else the file's; a base model has none.
+fn template(
+    args: &Args,
+    gguf: &Gguf,
+    tokenizer: &Tokenizer,
+) -> anyhow::Result<Option<ChatTemplate>> {
+    if let Some(path) = &args.chat_template {
+        let source = std::fs::read_to_string(path)
+            .with_context(|| format!("cannot read --chat-template {}", path.display()))?;
+        return Ok(Some(ChatTemplate::new(&source, tokenizer)?));
+    }
+    match ChatTemplate::from_gguf(gguf, tokenizer) {
+        Ok(template) => Ok(Some(template)),
+        Err(ChatTemplateError::Missing) => Ok(None),
+        Err(error) => {
+            // Completions work without it.
+            note(&format!("no chat: {error}"));
+            Ok(None)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_model_is_called_by_its_alias_or_file() {
+        assert_eq!(default_name("smollm2"), "smollm2");
+        assert_eq!(default_name("models/Qwen3-0.6B.Q4_K_M.gguf"), "Qwen3-0.6B.Q4_K_M");
+        assert_eq!(default_name("tiny.gguf"), "tiny");
+    }
+}
