@@ -246,3 +246,191 @@ impl Advertised {
         WireEvent::stored(wire_hash(hash), parent, &node.tokens, tenant)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{BTreeMap, BTreeSet};
+
+    use super::*;
+
+    const PUBLIC: BlockHash = BlockHash([200; 32]);
+    const PRIVATE: BlockHash = BlockHash([201; 32]);
+    const BLOCK: usize = 4;
+
+    fn root(hash: BlockHash, tenant: Option<&str>) -> AdvertisedRoot {
+        AdvertisedRoot { root: PrefixRoot(hash.0), tenant: tenant.map(str::to_owned) }
+    }
+
+    /// The cache as it tells of itself: by a block's number its parent's (or the root), exact, whole.
+    type Cache = BTreeMap<u8, (Result<u8, BlockHash>, bool, bool)>;
+
+    fn hash(number: u8) -> BlockHash {
+        BlockHash([number; 32])
+    }
+
+    fn tokens(number: u8) -> Vec<u32> {
+        vec![u32::from(number); BLOCK]
+    }
+
+    fn stored(cache: &Cache, number: u8) -> PrefixEvent {
+        let (parent, exact, whole) = cache[&number];
+        PrefixEvent::Stored {
+            hash: hash(number),
+            parent: parent.map_or_else(|root| root, hash),
+            tokens: tokens(number),
+            fidelity: if exact { Fidelity::Exact } else { Fidelity::Int8 },
+            whole,
+        }
+    }
+
+    /// What a subscriber knows: by name the parent's and the tokens.
+    #[derive(Debug, Default, PartialEq)]
+    struct Subscriber(BTreeMap<WireHash, (Option<WireHash>, Vec<u32>)>);
+
+    impl Subscriber {
+        fn hear(&mut self, events: &[WireEvent]) {
+            for event in events {
+                match event {
+                    WireEvent::AllBlocksCleared {} => self.0.clear(),
+                    WireEvent::BlockRemoved { block_hashes, .. } => {
+                        for hash in block_hashes {
+                            assert!(self.0.remove(hash).is_some(), "unknown block removed");
+                            let is_parent = |known: &(_, _)| known.0 == Some(*hash);
+                            assert!(!self.0.values().any(is_parent), "head removed before tail");
+                        }
+                    }
+                    WireEvent::BlockStored {
+                        block_hashes,
+                        parent_block_hash,
+                        token_ids,
+                        block_size,
+                        ..
+                    } => {
+                        assert_eq!(*block_size, BLOCK);
+                        let mut parent = *parent_block_hash;
+                        for (hash, tokens) in block_hashes.iter().zip(token_ids.chunks(BLOCK)) {
+                            assert!(parent.is_none_or(|parent| self.0.contains_key(&parent)));
+                            let known = self.0.insert(*hash, (parent, tokens.to_vec()));
+                            assert_eq!(known, None, "stored twice");
+                            parent = Some(*hash);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// By the definition, block by block.
+    fn wanted(cache: &Cache, roots: &[BlockHash]) -> Subscriber {
+        let mut advertised = BTreeSet::new();
+        for (&number, (_, _, whole)) in cache {
+            let mut path = vec![number];
+            while let Ok(above) = cache[path.last().unwrap()].0 {
+                path.push(above);
+            }
+            let root = cache[path.last().unwrap()].0.unwrap_err();
+            if *whole && roots.contains(&root) && path.iter().all(|block| cache[block].1) {
+                advertised.extend(path);
+            }
+        }
+        let name = |number: u8| wire_hash(&hash(number));
+        let told = |number: u8| (name(number), (cache[&number].0.ok().map(name), tokens(number)));
+        Subscriber(advertised.into_iter().map(told).collect())
+    }
+
+    #[test]
+    fn a_subscriber_knows_what_an_exact_request_can_begin_with() {
+        let mut state = 7_u64;
+        let mut random = |below: usize| {
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) as usize % below
+        };
+        let (mut most, mut withdrawn, mut led_on) = (0, 0, 0);
+        for world in 0..60 {
+            let private = world % 2 == 0;
+            let mut roots = vec![root(PUBLIC, None)];
+            roots.extend(private.then(|| root(PRIVATE, Some("anna"))));
+            let told_roots: Vec<BlockHash> = roots.iter().map(|of| BlockHash(of.root.0)).collect();
+            let mut advertised = Advertised::new(roots);
+            let (mut cache, mut subscriber) = (Cache::new(), Subscriber::default());
+            let mut events = vec![PrefixEvent::Cleared];
+            for _ in 0..300 {
+                let number = random(40) as u8;
+                let known: Vec<u8> = cache.keys().copied().collect();
+                let is_leaf = !cache.values().any(|entry| entry.0 == Ok(number));
+                match (cache.contains_key(&number), random(8)) {
+                    (true, 0..4) if is_leaf => {
+                        cache.remove(&number);
+                        events.push(PrefixEvent::Removed { hash: hash(number) });
+                    }
+                    (true, _) => {
+                        let entry = cache.get_mut(&number).unwrap();
+                        (entry.1, entry.2) = (random(4) > 0, random(3) > 0);
+                        events.push(stored(&cache, number));
+                    }
+                    (false, 0) => {
+                        let root = [PUBLIC, PRIVATE][random(2)];
+                        cache.insert(number, (Err(root), random(8) > 0, random(2) > 0));
+                        events.push(stored(&cache, number));
+                    }
+                    (false, _) if !known.is_empty() => {
+                        let parent = known[random(known.len())];
+                        cache.insert(number, (Ok(parent), random(8) > 0, random(2) > 0));
+                        events.push(stored(&cache, number));
+                    }
+                    (false, _) => {}
+                }
+                if random(100) == 0 {
+                    cache.clear();
+                    events.push(PrefixEvent::Cleared);
+                }
+                if random(3) > 0 {
+                    continue;
+                }
+                let mut out = Vec::new();
+                advertised.follow(std::mem::take(&mut events), &mut out);
+                let before = subscriber.0.len();
+                subscriber.hear(&out);
+                let wanted = wanted(&cache, &told_roots);
+                assert_eq!(subscriber, wanted);
+                let mut late = Subscriber::default();
+                late.hear(&advertised.everything());
+                assert_eq!(late, wanted);
+                assert_eq!(advertised.count(), wanted.0.len());
+                most = most.max(wanted.0.len());
+                withdrawn += usize::from(wanted.0.len() < before && out.len() < 3);
+                let told = |number: &u8| wanted.0.contains_key(&wire_hash(&hash(*number)));
+                led_on += cache.iter().filter(|(number, of)| !of.2 && told(number)).count();
+            }
+        }
+        assert!(most > 20 && withdrawn > 50 && led_on > 50, "{most} {withdrawn} {led_on}");
+    }
+
+    #[test]
+    fn a_private_text_is_told_with_its_tenants_name_or_not_at_all() {
+        let event = |root, number| PrefixEvent::Stored {
+            hash: hash(number),
+            parent: root,
+            tokens: tokens(number),
+            fidelity: Fidelity::Exact,
+            whole: true,
+        };
+        let events = || vec![event(PRIVATE, 1), event(hash(1), 2), event(PUBLIC, 3)];
+        let mut out = Vec::new();
+        Advertised::new(vec![root(PUBLIC, None)]).follow(events(), &mut out);
+        assert_eq!(out, [WireEvent::stored(wire_hash(&hash(3)), None, &tokens(3), None)]);
+        out.clear();
+        let both = vec![root(PUBLIC, None), root(PRIVATE, Some("anna"))];
+        Advertised::new(both).follow(events(), &mut out);
+        let WireEvent::BlockStored { extra_keys, block_hashes, .. } = &out[0] else { panic!() };
+        assert_eq!(block_hashes.len(), 2);
+        assert_eq!(*extra_keys, Some(vec![Some(("anna".to_owned(),)), None]));
+        // Where a tenant without a salt shares a root, everybody does.
+        let shared = vec![root(PUBLIC, Some("anna")), root(PUBLIC, None)];
+        out.clear();
+        Advertised::new(shared).follow(vec![event(PUBLIC, 3)], &mut out);
+        assert!(matches!(&out[0], WireEvent::BlockStored { extra_keys: None, .. }));
+    }
+}

@@ -19,6 +19,10 @@ use super::{Endpoint, EventFormat, KvEventSettings};
 
 /// Turns of the engine whose events may wait for this thread; then they wait in the cache.
 const WAITING_TURNS: usize = 16;
+/// Events of a batch at most; vllm-router refuses longer ones.
+const BATCH_EVENTS: usize = 4096;
+/// Tokens of a batch at most, unless one event has more: at most 5 MB. vllm-router refuses 16 MiB.
+const BATCH_TOKENS: usize = 1 << 20;
 /// How long a subscriber that asked for a replay may take to read one message of it.
 const REPLAY_PATIENCE: Duration = Duration::from_secs(1);
 /// How long the last batch may take to leave.
@@ -163,15 +167,16 @@ struct Batches {
 }
 
 impl Batches {
-    /// The message that tells of `events`; `None` where there is nothing to tell.
-    fn message(&mut self, events: &[WireEvent]) -> Option<ZmqMessage> {
-        if events.is_empty() {
-            return None;
+    /// The messages that tell of `events`.
+    fn messages(&mut self, events: &[WireEvent]) -> Vec<ZmqMessage> {
+        let mut messages = Vec::new();
+        for part in parts(events) {
+            let Some(payload) = self.encode(part) else { continue };
+            let number = Bytes::copy_from_slice(&self.ring.next().to_be_bytes());
+            self.ring.push(payload.clone());
+            messages.extend(ZmqMessage::try_from(vec![self.topic.clone(), number, payload]));
         }
-        let payload = self.encode(events)?;
-        let number = Bytes::copy_from_slice(&self.ring.next().to_be_bytes());
-        self.ring.push(payload.clone());
-        ZmqMessage::try_from(vec![self.topic.clone(), number, payload]).ok()
+        messages
     }
 
     fn encode(&self, events: &[WireEvent]) -> Option<Bytes> {
@@ -180,16 +185,21 @@ impl Batches {
         encoded.inspect_err(|error| tracing::error!("a batch of KV events: {error}")).ok()
     }
 
-    /// The batches from number `start` on; where they are not all kept, one that tells everything, as the
-    /// latest.
+    /// The batches from number `start` on; where they are not all kept, as many as it takes to tell
+    /// everything, under the latest numbers.
     fn since(&self, start: u64) -> Vec<(u64, Bytes)> {
-        self.ring.since(start).unwrap_or_else(|| {
-            let everything = self.encode(&self.advertised.everything());
-            everything
-                .map(|payload| (self.ring.next().saturating_sub(1), payload))
-                .into_iter()
-                .collect()
-        })
+        if let Some(kept) = self.ring.since(start) {
+            return kept;
+        }
+        let everything = self.advertised.everything();
+        let (next, mut parts) = (self.ring.next(), parts(&everything));
+        if parts.len() as u64 > next - start {
+            // Too few numbers.
+            parts = vec![&everything];
+        }
+        let first = next - parts.len() as u64;
+        let payloads = parts.into_iter().map_while(|part| self.encode(part));
+        (first..).zip(payloads).collect()
     }
 
     /// One message of a replay to `client`.
@@ -203,6 +213,24 @@ impl Batches {
         message.push_back(payload);
         message
     }
+}
+
+/// `events` in runs that a subscriber takes as one batch.
+fn parts(events: &[WireEvent]) -> Vec<&[WireEvent]> {
+    let mut parts = Vec::new();
+    let (mut start, mut tokens) = (0, 0);
+    for (index, event) in events.iter().enumerate() {
+        let full = index - start >= BATCH_EVENTS || tokens + event.tokens() > BATCH_TOKENS;
+        if full && index > start {
+            parts.push(&events[start..index]);
+            (start, tokens) = (index, 0);
+        }
+        tokens += event.tokens();
+    }
+    if start < events.len() {
+        parts.push(&events[start..]);
+    }
+    parts
 }
 
 async fn serve(
@@ -243,11 +271,11 @@ async fn serve(
 
 /// Publishes a batch. Subscribers that do not keep up lose it; their queues are bounded.
 async fn send(state: &RefCell<Batches>, publish: &mut PubSocket, events: &[WireEvent]) {
-    let message = state.borrow_mut().message(events);
-    if let Some(message) = message
-        && let Err(error) = publish.send(message).await
-    {
-        tracing::warn!("KV events: {error}");
+    let messages = state.borrow_mut().messages(events);
+    for message in messages {
+        if let Err(error) = publish.send(message).await {
+            tracing::warn!("KV events: {error}");
+        }
     }
 }
 
@@ -301,5 +329,23 @@ async fn serve_replays(
                 Ok(Err(_)) | Err(_) => break,
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn batches_are_cut_where_subscribers_refuse_longer_ones() {
+        let event = |tokens: usize| WireEvent::stored(1, None, &vec![0; tokens], None);
+        let sizes = |events: &[WireEvent]| parts(events).iter().map(|part| part.len()).collect();
+        let sizes: &dyn Fn(&[WireEvent]) -> Vec<usize> = &sizes;
+        assert_eq!(sizes(&[]), [0; 0]);
+        let many: Vec<WireEvent> = (0..2 * BATCH_EVENTS + 1).map(|_| event(1)).collect();
+        assert_eq!(sizes(&many), [BATCH_EVENTS, BATCH_EVENTS, 1]);
+        let (third, more) = (BATCH_TOKENS / 3, BATCH_TOKENS + 1);
+        let long: Vec<WireEvent> = [third, third, third, third, more, 1].map(event).into();
+        assert_eq!(sizes(&long), [3, 1, 1, 1]);
     }
 }

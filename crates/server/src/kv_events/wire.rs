@@ -128,6 +128,14 @@ impl WireEvent {
         }
     }
 
+    /// Tokens that it tells.
+    pub fn tokens(&self) -> usize {
+        match self {
+            WireEvent::BlockStored { token_ids, .. } => token_ids.len(),
+            WireEvent::BlockRemoved { .. } | WireEvent::AllBlocksCleared {} => 0,
+        }
+    }
+
     /// The event as vLLM before 0.26 sent it.
     fn positional(&self) -> Positional<'_> {
         match self {
@@ -201,8 +209,24 @@ pub fn encode(
 mod tests {
     use super::*;
 
-    /// What the encoder of vLLM's own structs (msgspec 0.23) writes for [`batch`].
-    const MAPS: &str = "93cb3ff80000000000009581a474797065b0416c6c426c6f636b73436c65617265649188a474797065ab4";
+    /// What the encoder of vLLM's own structs (msgspec 0.23) writes for [`batch`]: as in vLLM 0.26.
+    const MAPS: &str = "93cb3ff80000000000009581a474797065b0416c6c426c6f636b73436c656172656488a474797065ab426c6f\
+        636b53746f726564ac626c6f636b5f68617368657392cfffffffffffffffff07b1706172656e745f626c6f63\
+        6b5f68617368c0a9746f6b656e5f696473940102cd012cce00011170aa626c6f636b5f73697a6502a76c6f72\
+        615f6964c0a66d656469756da3475055a96c6f72615f6e616d65c088a474797065ab426c6f636b53746f7265\
+        64ac626c6f636b5f6861736865739109b1706172656e745f626c6f636b5f68617368cfffffffffffffffffa9\
+        746f6b656e5f696473920506aa626c6f636b5f73697a6502a76c6f72615f6964c0a66d656469756da3475055\
+        a96c6f72615f6e616d65c089a474797065ab426c6f636b53746f726564ac626c6f636b5f686173686573920a\
+        0bb1706172656e745f626c6f636b5f68617368c0a9746f6b656e5f6964739401020304aa626c6f636b5f7369\
+        7a6502a76c6f72615f6964c0a66d656469756da3475055a96c6f72615f6e616d65c0aa65787472615f6b6579\
+        739291a4616e6e61c083a474797065ac426c6f636b52656d6f766564ac626c6f636b5f686173686573920907\
+        a66d656469756da347505500";
+    /// And as in vLLM 0.25.
+    const ARRAYS: &str = "93cb3ff80000000000009591b0416c6c426c6f636b73436c65617265649cab426c6f636b53746f72656492cf\
+        ffffffffffffffff07c0940102cd012cce0001117002c0a3475055c0c0c0c0c09cab426c6f636b53746f7265\
+        649109cfffffffffffffffff92050602c0a3475055c0c0c0c0c09cab426c6f636b53746f726564920a0bc094\
+        0102030402c0a3475055c09291a4616e6e61c0c0c0c094ac426c6f636b52656d6f766564920907a3475055c0\
+        00";
 
     fn batch() -> Vec<WireEvent> {
         let mut events = vec![WireEvent::AllBlocksCleared {}];
@@ -210,7 +234,7 @@ mod tests {
             (u64::MAX, None, [1, 2], None),
             (7, Some(u64::MAX), [300, 70_000], None),
             // Not behind the last one.
-            (9, Some(7), [5, 6], None),
+            (9, Some(u64::MAX), [5, 6], None),
             (10, None, [1, 2], Some("anna")),
             (11, Some(10), [3, 4], None),
         ] {
@@ -219,5 +243,33 @@ mod tests {
         WireEvent::append(&mut events, WireEvent::removed(9));
         WireEvent::append(&mut events, WireEvent::removed(7));
         events
+    }
+
+    #[test]
+    fn batches_are_vllms_byte_for_byte() {
+        for (format, wanted) in [(EventFormat::Map, MAPS), (EventFormat::Array, ARRAYS)] {
+            let payload = encode(&batch(), 1.5, format).unwrap();
+            let hex: String = payload.iter().map(|byte| format!("{byte:02x}")).collect();
+            assert_eq!(hex, wanted, "{format:?}");
+        }
+    }
+
+    #[test]
+    fn only_what_continues_is_joined() {
+        let events = batch();
+        let WireEvent::BlockStored { block_hashes, token_ids, extra_keys, .. } = &events[1] else {
+            panic!("{events:?}")
+        };
+        assert_eq!((&block_hashes[..], extra_keys), (&[u64::MAX, 7][..], &None));
+        assert_eq!(token_ids[..], [1, 2, 300, 70_000]);
+        let WireEvent::BlockStored { extra_keys: Some(keys), .. } = &events[3] else {
+            panic!("{events:?}")
+        };
+        assert_eq!(keys[..], [Some(("anna".to_owned(),)), None]);
+        assert_eq!(events.len(), 5);
+        // A private beginning is never a part of something else's chain.
+        let mut events = vec![WireEvent::stored(1, None, &[1], None)];
+        WireEvent::append(&mut events, WireEvent::stored(2, Some(1), &[1], Some("anna")));
+        assert_eq!(events.len(), 2);
     }
 }
