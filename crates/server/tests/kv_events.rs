@@ -265,3 +265,11 @@ async fn a_last_batch_clears_and_an_engine_is_never_held_up() {
     drop_it.await.unwrap();
     assert!(!tap.is_ready(), "nothing is recorded for nobody");
 }
+
+#[test]
+fn an_endpoint_that_is_taken_is_named() {
+    let (first, _tap) = publisher(&settings(EventFormat::Map, ""));
+    let taken = KvEventSettings { endpoint: first.endpoint(), ..settings(EventFormat::Map, "") };
+    let error = KvPublisher::bind(&taken, Vec::new()).err().unwrap().to_string();
+    assert!(error.contains(&format!("cannot listen at {}", first.endpoint())), "{error}");
+}

@@ -18,7 +18,12 @@ pub struct KvEventArgs {
     #[arg(long = "kv-events-replay", value_name = "ENDPOINT", requires = "endpoint")]
     replay: Option<Endpoint>,
     /// First frame of every message; llm-d wants kv@POD@MODEL
-    #[arg(long = "kv-events-topic", value_name = "TOPIC", default_value = "", requires = "endpoint")]
+    #[arg(
+        long = "kv-events-topic",
+        value_name = "TOPIC",
+        default_value = "",
+        requires = "endpoint"
+    )]
     topic: String,
     /// How KV events are encoded
     #[arg(long = "kv-event-format", value_enum, default_value_t = FormatArg::Map, requires = "endpoint")]

@@ -2,6 +2,7 @@
 
 mod config;
 mod engine_args;
+mod kv_event_args;
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -14,6 +15,7 @@ use reef_model::chat_template::{ChatTemplate, ChatTemplateError};
 use reef_model::gguf::Gguf;
 use reef_model::tokenizer::Tokenizer;
 use reef_server::app::unix_time;
+use reef_server::kv_events::KvPublisher;
 use reef_server::{App, Model, Settings, http};
 
 use crate::kv_args::KvArgs;
@@ -24,6 +26,7 @@ use crate::{Common, sizes};
 
 pub use config::with_config;
 use engine_args::EngineArgs;
+use kv_event_args::KvEventArgs;
 
 /// How long the costs of steps are measured at start.
 const CALIBRATION: Duration = Duration::from_millis(400);
@@ -59,11 +62,14 @@ pub struct Args {
     serving: ServingArgs,
     #[command(flatten)]
     engine: EngineArgs,
+    #[command(flatten)]
+    kv_events: KvEventArgs,
 }
 
 /// Runs `reef serve`.
 pub fn run(args: Args) -> anyhow::Result<()> {
     args.kv.check()?;
+    args.kv_events.check(false)?;
     let app = Arc::new(App::new(settings(&args)?));
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -81,7 +87,8 @@ async fn serve(args: Args, app: Arc<App>) -> anyhow::Result<()> {
     let router = http::router(app.clone());
     let loading = tokio::task::spawn_blocking(move || load(&args));
     let ready = async {
-        let model = loading.await.context("the model's loader failed")??;
+        // Publishes as long as it is held.
+        let (model, _publisher) = loading.await.context("the model's loader failed")??;
         app.set_model(model);
         note(&format!("ready: {} at {url}", app.model_name()));
         std::future::pending::<anyhow::Result<()>>().await
@@ -113,7 +120,8 @@ fn default_name(model: &str) -> String {
     stem.map_or(model.into(), |stem| stem.to_string_lossy().into_owned())
 }
 
-fn load(args: &Args) -> anyhow::Result<Model> {
+/// The model behind its door, and who tells routers of its cache.
+fn load(args: &Args) -> anyhow::Result<(Model, Option<KvPublisher>)> {
     let gguf = open(&args.model.path()?)?;
     let tokenizer = Arc::new(Tokenizer::from_gguf(&gguf)?);
     let template = template(args, &gguf, &tokenizer)?;
@@ -126,7 +134,8 @@ fn load(args: &Args) -> anyhow::Result<Model> {
     let (budget_bytes, block_size) = (config.budget_bytes, config.block_size);
     let mut engine = Engine::new(runner, config)?;
     args.serving.equip(&mut engine, &tokenizer, &args.model, threads)?;
-    Ok(Model {
+    let publisher = args.kv_events.attach(&mut engine)?;
+    let model = Model {
         root: args.model.model.clone(),
         created: unix_time(),
         context,
@@ -135,7 +144,8 @@ fn load(args: &Args) -> anyhow::Result<Model> {
         tokenizer,
         template: template.map(Arc::new),
         door: Arc::new(EngineHandle::spawn(engine)?),
-    })
+    };
+    Ok((model, publisher))
 }
 
 /// The template asked for, else the file's; a base model has none.

@@ -85,28 +85,31 @@ impl KvPublisher {
         settings: &KvEventSettings,
         roots: Vec<AdvertisedRoot>,
     ) -> Result<(KvPublisher, Box<dyn PrefixListener>), BindError> {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let (publish, endpoint) = runtime.block_on(bound::<PubSocket>(settings.endpoint))?;
-        let replay =
-            settings.replay.map(|endpoint| runtime.block_on(bound::<RouterSocket>(endpoint)));
-        let (replay, replay_endpoint) = replay.transpose()?.unzip();
         let (sender, events) = mpsc::channel(WAITING_TURNS);
         let (stop, stopped) = oneshot::channel();
-        let sender_of_batches = Batches {
-            topic: settings.topic.clone().into_bytes().into(),
-            format: settings.format,
-            advertised: Advertised::new(roots),
-            ring: Ring::default(),
+        let (binding, bound) = std::sync::mpsc::channel();
+        let (settings, state) = (settings.clone(), Batches::new(settings, roots));
+        let run = move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            let runtime = match runtime {
+                Ok(runtime) => runtime,
+                Err(error) => return drop(binding.send(Err(error.into()))),
+            };
+            runtime.block_on(async {
+                let sockets = Sockets::bind(&settings).await;
+                match sockets {
+                    Ok((sockets, endpoints)) => {
+                        // Who asked waits for it.
+                        let _ = binding.send(Ok(endpoints));
+                        serve(RefCell::new(state), sockets, events, stopped).await;
+                    }
+                    Err(error) => drop(binding.send(Err(error))),
+                }
+            });
         };
-        let state = RefCell::new(sender_of_batches);
-        let run = move || runtime.block_on(serve(state, publish, replay, events, stopped));
         let thread = std::thread::Builder::new().name("reef-kv-events".into()).spawn(run)?;
-        let publisher = KvPublisher {
-            endpoint,
-            replay: replay_endpoint,
-            stop: Some(stop),
-            thread: Some(thread),
-        };
+        let (endpoint, replay) = bound.recv().map_err(std::io::Error::other)??;
+        let publisher = KvPublisher { endpoint, replay, stop: Some(stop), thread: Some(thread) };
         Ok((publisher, Box::new(Tap { sender })))
     }
 
@@ -131,13 +134,32 @@ impl Drop for KvPublisher {
     }
 }
 
-async fn bound<S: Socket>(endpoint: Endpoint) -> Result<(S, Endpoint), BindError> {
-    let failed = |reason: String| BindError::Bind { endpoint, reason };
-    let mut socket = S::new();
-    match socket.bind(&endpoint.to_string()).await {
-        Ok(bound) => Ok((socket, bound.to_string().parse().map_err(failed)?)),
-        Err(error) => Err(failed(error.to_string())),
+struct Sockets {
+    publish: PubSocket,
+    replay: Option<RouterSocket>,
+}
+
+impl Sockets {
+    /// The sockets, and where they listen.
+    async fn bind(
+        settings: &KvEventSettings,
+    ) -> Result<(Sockets, (Endpoint, Option<Endpoint>)), BindError> {
+        let mut publish = PubSocket::new();
+        let endpoint = bind(&mut publish, settings.endpoint).await?;
+        let (mut replay, mut replay_endpoint) = (None, None);
+        if let Some(endpoint) = settings.replay {
+            let mut socket = RouterSocket::new();
+            replay_endpoint = Some(bind(&mut socket, endpoint).await?);
+            replay = Some(socket);
+        }
+        Ok((Sockets { publish, replay }, (endpoint, replay_endpoint)))
     }
+}
+
+async fn bind(socket: &mut impl Socket, endpoint: Endpoint) -> Result<Endpoint, BindError> {
+    let failed = |reason: String| BindError::Bind { endpoint, reason };
+    let bound = socket.bind(&endpoint.to_string()).await;
+    bound.map_err(|error| failed(error.to_string()))?.to_string().parse().map_err(failed)
 }
 
 /// The engine's side.
@@ -167,6 +189,15 @@ struct Batches {
 }
 
 impl Batches {
+    fn new(settings: &KvEventSettings, roots: Vec<AdvertisedRoot>) -> Batches {
+        Batches {
+            topic: settings.topic.clone().into_bytes().into(),
+            format: settings.format,
+            advertised: Advertised::new(roots),
+            ring: Ring::default(),
+        }
+    }
+
     /// The messages that tell of `events`.
     fn messages(&mut self, events: &[WireEvent]) -> Vec<ZmqMessage> {
         let mut messages = Vec::new();
@@ -235,11 +266,11 @@ fn parts(events: &[WireEvent]) -> Vec<&[WireEvent]> {
 
 async fn serve(
     state: RefCell<Batches>,
-    mut publish: PubSocket,
-    replay: Option<RouterSocket>,
+    sockets: Sockets,
     mut events: mpsc::Receiver<Vec<PrefixEvent>>,
     stopped: oneshot::Receiver<()>,
 ) {
+    let Sockets { mut publish, replay } = sockets;
     let publishing = async {
         while let Some(first) = events.recv().await {
             let mut out = Vec::new();
