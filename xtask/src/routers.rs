@@ -34,12 +34,10 @@ pub fn run(arguments: &[String]) -> anyhow::Result<()> {
 
 /// The names behind `--only`; all without.
 fn chosen(arguments: &[String]) -> Vec<String> {
-    let mut words = arguments.iter();
-    let only = words.find_map(|word| match word.strip_prefix("--only") {
-        Some("") => words.clone().next().cloned(),
-        Some(list) => list.strip_prefix('=').map(str::to_owned),
-        None => None,
-    });
+    let at = arguments.iter().position(|word| word == "--only");
+    let behind = at.and_then(|at| arguments.get(at + 1));
+    let joined = arguments.iter().find_map(|word| word.strip_prefix("--only="));
+    let only = joined.map(str::to_owned).or(behind.cloned());
     let list = only.unwrap_or_else(|| VENVS.join(","));
     list.split(',').map(str::to_owned).collect()
 }

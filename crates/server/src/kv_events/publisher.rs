@@ -313,11 +313,9 @@ async fn send(state: &RefCell<Batches>, publish: &mut PubSocket, events: &[WireE
 /// Tells that nothing is there any more, where anything was.
 async fn withdraw(state: &RefCell<Batches>, publish: &mut PubSocket) {
     let mut out = Vec::new();
-    let mut told = state.borrow_mut();
-    if told.advertised.count() > 0 {
-        told.advertised.follow(vec![PrefixEvent::Cleared], &mut out);
+    if state.borrow().advertised.count() > 0 {
+        state.borrow_mut().advertised.follow(vec![PrefixEvent::Cleared], &mut out);
     }
-    drop(told);
     send(state, publish, &out).await;
 }
 

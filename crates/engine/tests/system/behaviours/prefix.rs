@@ -328,7 +328,10 @@ fn events_replayed_are_what_is_found() {
 
 /// What a router would believe, from a listener that is often busy.
 #[derive(Clone, Default)]
-struct Believer(Arc<Mutex<BTreeMap<BlockHash, (BlockHash, Vec<u32>, Fidelity)>>>, Arc<AtomicU64>);
+struct Believer(Arc<Mutex<Believed>>, Arc<AtomicU64>);
+
+/// By a block's hash its parent's, its tokens and who may use it.
+type Believed = BTreeMap<BlockHash, (BlockHash, Vec<u32>, Fidelity)>;
 
 impl PrefixListener for Believer {
     fn is_ready(&self) -> bool {
