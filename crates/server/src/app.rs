@@ -8,6 +8,7 @@ use reef_model::tokenizer::Tokenizer;
 
 use crate::door::Door;
 use crate::error::ApiError;
+use crate::metrics::{Metrics, ModelMetrics};
 use crate::settings::Settings;
 
 /// A loaded model and the engine that runs it.
@@ -28,19 +29,23 @@ pub struct Model {
     pub template: Option<Arc<ChatTemplate>>,
     /// The engine.
     pub door: Arc<dyn Door>,
+    /// What it has done, and its requests.
+    pub metrics: ModelMetrics,
 }
 
 /// What all handlers share.
 pub struct App {
     /// What the server was started with.
     pub settings: Settings,
+    /// What the server has answered.
+    pub metrics: Metrics,
     model: OnceLock<Model>,
 }
 
 impl App {
     /// A server whose model is still to come.
     pub fn new(settings: Settings) -> App {
-        App { settings, model: OnceLock::new() }
+        App { settings, metrics: Metrics::new(), model: OnceLock::new() }
     }
 
     /// The model is there: requests are taken from now on. A second one is ignored.

@@ -17,6 +17,7 @@ pub mod metrics;
 pub mod page;
 pub mod settings;
 pub mod sse;
+pub mod telemetry;
 pub mod tools;
 pub mod types;
 pub mod usage;

@@ -2,6 +2,7 @@
 
 mod config;
 mod engine_args;
+mod log_args;
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -14,6 +15,8 @@ use reef_model::chat_template::{ChatTemplate, ChatTemplateError};
 use reef_model::gguf::Gguf;
 use reef_model::tokenizer::Tokenizer;
 use reef_server::app::unix_time;
+use reef_server::metrics::{ModelMetrics, Served};
+use reef_server::telemetry;
 use reef_server::{App, Model, Settings, http};
 
 use crate::kv_args::KvArgs;
@@ -24,6 +27,7 @@ use crate::{Common, sizes};
 
 pub use config::with_config;
 use engine_args::EngineArgs;
+use log_args::LogArgs;
 
 /// How long the costs of steps are measured at start.
 const CALIBRATION: Duration = Duration::from_millis(400);
@@ -59,11 +63,14 @@ pub struct Args {
     serving: ServingArgs,
     #[command(flatten)]
     engine: EngineArgs,
+    #[command(flatten)]
+    log: LogArgs,
 }
 
 /// Runs `reef serve`.
 pub fn run(args: Args) -> anyhow::Result<()> {
     args.kv.check()?;
+    let _telemetry = telemetry::start(&args.log.settings())?;
     let app = Arc::new(App::new(settings(&args)?));
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -105,6 +112,11 @@ fn settings(args: &Args) -> anyhow::Result<Settings> {
     Ok(Settings { model_names: names, fidelity: args.kv.fidelity, body_bytes_max, ..settings })
 }
 
+/// The id that is shown.
+fn model_name(args: &Args) -> String {
+    args.served_model_name.first().cloned().unwrap_or_else(|| default_name(&args.model.model))
+}
+
 /// The alias, or the stem of a file's name.
 fn default_name(model: &str) -> String {
     let path = std::path::Path::new(model);
@@ -126,6 +138,7 @@ fn load(args: &Args) -> anyhow::Result<Model> {
     let (budget_bytes, block_size) = (config.budget_bytes, config.block_size);
     let mut engine = Engine::new(runner, config)?;
     args.serving.equip(&mut engine, &tokenizer, &args.model, threads)?;
+    let metrics = ModelMetrics::new(Served::new(model_name(args), &engine));
     Ok(Model {
         root: args.model.model.clone(),
         created: unix_time(),
@@ -135,6 +148,7 @@ fn load(args: &Args) -> anyhow::Result<Model> {
         tokenizer,
         template: template.map(Arc::new),
         door: Arc::new(EngineHandle::spawn(engine)?),
+        metrics,
     })
 }
 

@@ -5,6 +5,8 @@ mod embeddings;
 mod generate;
 mod health;
 mod json;
+mod loads;
+mod metrics;
 mod models;
 mod prompt;
 mod render;
@@ -18,9 +20,11 @@ use axum::extract::DefaultBodyLimit;
 use axum::routing::{get, post};
 
 pub use json::{Json, Sampled, parse};
+pub use respond::new_id;
 
 use crate::app::App;
 use crate::error::ApiError;
+use crate::telemetry;
 
 /// All routes.
 pub fn router(app: Arc<App>) -> Router {
@@ -28,6 +32,9 @@ pub fn router(app: Arc<App>) -> Router {
     Router::new()
         .route("/health", get(health::health))
         .route("/version", get(health::version))
+        .route("/metrics", get(metrics::metrics))
+        .route("/v1/loads", get(loads::loads))
+        .route("/loads", get(loads::loads))
         .route("/v1/models", get(models::list))
         // An id may have slashes.
         .route("/v1/models/{*id}", get(models::one))
@@ -40,6 +47,7 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/tokenizer_info", get(tokenize::info))
         .fallback(nothing_here)
         .layer(body)
+        .layer(axum::middleware::from_fn_with_state(app.clone(), telemetry::track))
         .with_state(app)
 }
 

@@ -7,6 +7,8 @@ use std::sync::Arc;
 
 use axum::body::Body;
 use axum::http::{Request, Response, StatusCode};
+use reef_engine::Tenant;
+use reef_server::metrics::{ModelMetrics, Served};
 use reef_server::{App, Model, Settings, http};
 use serde_json::Value;
 use tower::ServiceExt as _;
@@ -46,6 +48,18 @@ impl Answer {
     }
 }
 
+/// What it serves.
+pub fn served() -> Served {
+    Served {
+        model_name: "tiny".into(),
+        max_model_len: 1024,
+        block_size: 32,
+        f16_blocks: 32,
+        prefix_caching: true,
+        tenants: vec![Tenant::default()],
+    }
+}
+
 impl Server {
     /// A server whose engine follows `script`.
     pub fn new(script: Script) -> Server {
@@ -65,6 +79,7 @@ impl Server {
             tokenizer: Arc::new(byte_tokenizer()),
             template: None,
             door: door.clone(),
+            metrics: ModelMetrics::new(served()),
         });
         Server { router: http::router(app), door }
     }
