@@ -70,7 +70,8 @@ pub struct Args {
 /// Runs `reef serve`.
 pub fn run(args: Args) -> anyhow::Result<()> {
     args.kv.check()?;
-    let _telemetry = telemetry::start(&args.log.settings())?;
+    let started = telemetry::start(&args.log.settings());
+    let _telemetry = started.map_err(|error| WrongArguments(error.to_string()))?;
     let app = Arc::new(App::new(settings(&args)?));
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

@@ -64,15 +64,15 @@ impl Served {
     /// `engine`, under `model_name`.
     pub fn new(model_name: impl Into<String>, engine: &Engine) -> Served {
         let (config, pool) = (engine.config(), engine.pool());
-        // A pool whose groups all have windows holds tokens without end.
-        let tokens = pool.capacity_tokens(PageFormat::F16);
-        let budget_bytes =
-            config.budget_bytes / pool.config().bytes_per_token(PageFormat::F16).max(1);
+        let tokens = pool.capacity_tokens(PageFormat::F16).unwrap_or_else(|| {
+            // Of a pool whose groups all have windows: they hold sequences without end.
+            config.budget_bytes / pool.config().bytes_per_token(PageFormat::F16).max(1)
+        });
         Served {
             model_name: model_name.into(),
             max_model_len: engine.facts().trained_context,
             block_size: config.block_size,
-            f16_blocks: tokens.unwrap_or(budget_bytes) / config.block_size,
+            f16_blocks: tokens / config.block_size,
             prefix_caching: config.prefix.is_some(),
             tenants: config.tenants.clone(),
         }

@@ -360,7 +360,7 @@ fn the_engine_is_read_as_it_is() {
         assert_eq!(of("reef:dropped_tokens_total", &[]), 64.25);
         assert_eq!(of("vllm:iteration_tokens_total_count", &[]), 3.0);
         assert_eq!(of("vllm:iteration_tokens_total_bucket", &["+Inf"]), 3.0);
-        assert_eq!(of("vllm:iteration_tokens_total_bucket", &["=\"512.0"]), 2.0);
+        assert_eq!(of("vllm:iteration_tokens_total_bucket", &["=\"512"]), 2.0);
         assert_eq!(of("vllm:cache_config_info", &["block_size=\"32", "num_gpu_blocks=\"128"]), 1.0);
         assert_eq!(of("reef:engine_up", &[]), 1.0);
     }
