@@ -116,6 +116,10 @@ impl IntoResponse for ApiError {
         let mut response = (self.status, axum::Json(self.body())).into_response();
         let refused = Refused { kind: self.kind, code: self.code };
         response.extensions_mut().insert(refused);
+        if self.status == StatusCode::UNAUTHORIZED {
+            let challenge = HeaderValue::from_static("Bearer realm=\"reef\"");
+            response.headers_mut().insert(header::WWW_AUTHENTICATE, challenge);
+        }
         if let Some(seconds) = self.retry_after_s {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }

@@ -17,11 +17,14 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::DefaultBodyLimit;
+use axum::http::StatusCode;
+use axum::middleware::from_fn_with_state;
 use axum::routing::{get, post};
 
 pub use json::{Json, Sampled, parse};
 pub use respond::new_id;
 
+use crate::access::{Routes, protect};
 use crate::app::App;
 use crate::error::ApiError;
 use crate::telemetry;
@@ -29,12 +32,13 @@ use crate::telemetry;
 /// All routes.
 pub fn router(app: Arc<App>) -> Router {
     let body = DefaultBodyLimit::max(app.settings.body_bytes_max);
-    Router::new()
+    let access = app.access.clone();
+    let open = Router::new()
         .route("/health", get(health::health))
         .route("/version", get(health::version))
-        .route("/metrics", get(metrics::metrics))
-        .route("/v1/loads", get(loads::loads))
-        .route("/loads", get(loads::loads))
+        .fallback(nothing_here)
+        .method_not_allowed_fallback(other_method);
+    let keyed = Router::new()
         .route("/v1/models", get(models::list))
         // An id may have slashes.
         .route("/v1/models/{*id}", get(models::one))
@@ -45,20 +49,26 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/tokenize", post(tokenize::tokenize))
         .route("/detokenize", post(tokenize::detokenize))
         .route("/tokenizer_info", get(tokenize::info))
-        .fallback(nothing_here)
-        .layer(body)
-        .layer(axum::middleware::from_fn_with_state(app.clone(), telemetry::track))
-        .with_state(app)
+        .route("/v1/loads", get(loads::loads))
+        .route("/loads", get(loads::loads))
+        .method_not_allowed_fallback(other_method)
+        .layer(body);
+    let admin = Router::new()
+        .route("/metrics", get(metrics::metrics))
+        .method_not_allowed_fallback(other_method);
+    let routes = Routes {
+        open: open.with_state(app.clone()),
+        keyed: keyed.with_state(app.clone()),
+        admin: admin.with_state(app.clone()),
+    };
+    protect(&access, routes).layer(from_fn_with_state(app, telemetry::track))
 }
 
 async fn nothing_here(uri: axum::http::Uri) -> ApiError {
     ApiError::not_found(format!("there is nothing at {}", uri.path()), None)
 }
 
-/// Serves `router` until the process ends.
-///
-/// # Errors
-/// The socket's.
-pub async fn serve(listener: tokio::net::TcpListener, router: Router) -> std::io::Result<()> {
-    axum::serve(listener, router).await
+async fn other_method(method: axum::http::Method, uri: axum::http::Uri) -> ApiError {
+    let message = format!("{} does not take {method}", uri.path());
+    ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "invalid_request_error", message)
 }

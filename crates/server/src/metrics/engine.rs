@@ -4,16 +4,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, NoLabelSet};
-use prometheus_client::metrics::MetricType;
-use prometheus_client::metrics::counter::ConstCounter;
-use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::encoding::DescriptorEncoder;
 use reef_engine::Engine;
 use reef_engine::event::{PauseKind, PauseReason};
 use reef_engine::stats::{Ceiling, Counters, EngineStats};
-use reef_engine::tally::Tally;
 
 use super::Served;
+use super::writer::Writer;
 
 /// A look at the engine, taken on its thread.
 #[derive(Clone, Debug)]
@@ -301,65 +298,4 @@ fn troubles(write: &mut Writer<'_>, counters: &Counters) -> std::fmt::Result {
     ];
     let kinds = kinds.map(|(kind, count)| ([("kind", kind)], count));
     write.counters("reef:anomalies", "What should not be and was mended, by kind.", kinds)
-}
-
-type Labels<'a, const N: usize> = [(&'a str, &'a str); N];
-
-struct Writer<'a>(DescriptorEncoder<'a>);
-
-impl Writer<'_> {
-    fn gauge(&mut self, name: &str, help: &str, value: f64) -> std::fmt::Result {
-        let metric = self.0.encode_descriptor(name, help, None, MetricType::Gauge)?;
-        ConstGauge::new(value).encode(metric)
-    }
-
-    fn gauges<'l, const N: usize>(
-        &mut self,
-        name: &str,
-        help: &str,
-        cells: impl IntoIterator<Item = (Labels<'l, N>, f64)>,
-    ) -> std::fmt::Result {
-        let mut family = self.0.encode_descriptor(name, help, None, MetricType::Gauge)?;
-        for (labels, value) in cells {
-            ConstGauge::new(value).encode(family.encode_family(&labels)?)?;
-        }
-        Ok(())
-    }
-
-    fn counter<V>(&mut self, name: &str, help: &str, value: V) -> std::fmt::Result
-    where
-        ConstCounter<V>: EncodeMetric,
-    {
-        let metric = self.0.encode_descriptor(name, help, None, MetricType::Counter)?;
-        ConstCounter::new(value).encode(metric)
-    }
-
-    fn counters<'l, V, const N: usize>(
-        &mut self,
-        name: &str,
-        help: &str,
-        cells: impl IntoIterator<Item = (Labels<'l, N>, V)>,
-    ) -> std::fmt::Result
-    where
-        ConstCounter<V>: EncodeMetric,
-    {
-        let mut family = self.0.encode_descriptor(name, help, None, MetricType::Counter)?;
-        for (labels, value) in cells {
-            ConstCounter::new(value).encode(family.encode_family(&labels)?)?;
-        }
-        Ok(())
-    }
-
-    fn tally<const N: usize>(
-        &mut self,
-        name: &str,
-        help: &str,
-        tally: &Tally<N>,
-    ) -> std::fmt::Result {
-        let mut metric = self.0.encode_descriptor(name, help, None, MetricType::Histogram)?;
-        let bounds = tally.bounds.iter().copied().chain([f64::INFINITY]);
-        let counts = tally.counts.iter().copied().chain([tally.above]);
-        let buckets: Vec<(f64, u64)> = bounds.zip(counts).collect();
-        metric.encode_histogram::<NoLabelSet>(tally.sum, tally.count(), &buckets, None)
-    }
 }

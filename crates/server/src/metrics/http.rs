@@ -1,4 +1,4 @@
-//! What the HTTP side counts: answers, streams, connections.
+//! What the HTTP side counts: answers and streams.
 
 use std::time::Duration;
 
@@ -32,7 +32,6 @@ pub(super) struct HttpFamilies {
     answers: Family<AnswerLabels, Counter>,
     seconds: Family<RouteLabels, Histogram>,
     streams: Gauge,
-    connections: Gauge,
 }
 
 /// Counts itself as open until it is dropped.
@@ -59,7 +58,6 @@ impl HttpFamilies {
             answers: Family::default(),
             seconds: Family::new_with_constructor(seconds),
             streams: Gauge::default(),
-            connections: Gauge::default(),
         };
         registry.register(
             "reef:http_requests",
@@ -72,11 +70,6 @@ impl HttpFamilies {
             families.seconds.clone(),
         );
         registry.register("reef:streams_open", "Streams being sent", families.streams.clone());
-        registry.register(
-            "reef:connections_open",
-            "Connections that are open",
-            families.connections.clone(),
-        );
         families
     }
 
@@ -97,10 +90,6 @@ impl HttpFamilies {
 
     pub(super) fn stream(&self) -> OpenGuard {
         OpenGuard::new(&self.streams)
-    }
-
-    pub(super) fn connection(&self) -> OpenGuard {
-        OpenGuard::new(&self.connections)
     }
 }
 

@@ -16,6 +16,8 @@ mod published;
 mod request;
 #[cfg(test)]
 mod tests;
+mod traffic;
+mod writer;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -37,6 +39,9 @@ use engine::{EngineCollector, LastSample};
 use http::HttpFamilies;
 use process::ProcessCollector;
 use request::RequestFamilies;
+use traffic::TrafficCollector;
+
+use crate::lifecycle::Lifecycle;
 
 /// What is served, as its metrics name and bound it.
 #[derive(Clone, Debug)]
@@ -86,16 +91,11 @@ pub struct Metrics {
     registry: Registry,
 }
 
-impl Default for Metrics {
-    fn default() -> Metrics {
-        Metrics::new()
-    }
-}
-
 impl Metrics {
-    /// Of a server that starts now.
-    pub fn new() -> Metrics {
+    /// Of a server that starts now, whose socket counts in `lifecycle`.
+    pub fn new(lifecycle: Arc<Lifecycle>) -> Metrics {
         let mut registry = Registry::default();
+        registry.register_collector(Box::new(TrafficCollector(lifecycle)));
         registry.register_collector(Box::new(ProcessCollector::new()));
         let build = Gauge::<i64>::default();
         build.set(1);
@@ -124,11 +124,6 @@ impl Metrics {
     /// Counts a stream as open while the guard lives.
     pub fn stream(&self) -> OpenGuard {
         self.http.stream()
-    }
-
-    /// Counts a connection as open while the guard lives.
-    pub fn connection(&self) -> OpenGuard {
-        self.http.connection()
     }
 
     /// Everything, in `format`; of the model only once there is one.

@@ -3,9 +3,9 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
-use prometheus_client::metrics::MetricType;
-use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::encoding::DescriptorEncoder;
+
+use super::writer::Writer;
 
 /// Reads the process's state at each scrape. Where the system does not tell (no `/proc`), the family is absent.
 #[derive(Debug)]
@@ -22,21 +22,20 @@ impl ProcessCollector {
 }
 
 impl Collector for ProcessCollector {
-    fn encode(&self, mut encoder: DescriptorEncoder) -> std::fmt::Result {
-        let mut gauge = |name: &str, help: &str, value: f64| {
-            let metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-            ConstGauge::new(value).encode(metric)
-        };
-        gauge(
+    fn encode(&self, encoder: DescriptorEncoder) -> std::fmt::Result {
+        let mut write = Writer(encoder);
+        write.gauge(
             "process_start_time_seconds",
             "Start of the server in seconds since the epoch.",
             self.start_seconds,
         )?;
         if let Some(bytes) = resident_bytes() {
-            gauge("process_resident_memory_bytes", "Resident memory in bytes.", bytes as f64)?;
+            let help = "Resident memory in bytes.";
+            write.gauge("process_resident_memory_bytes", help, bytes as f64)?;
         }
         if let Ok(files) = std::fs::read_dir("/proc/self/fd") {
-            gauge("process_open_fds", "Open file descriptors.", files.count() as f64)?;
+            let files = files.count() as f64;
+            write.gauge("process_open_fds", "Open file descriptors.", files)?;
         }
         Ok(())
     }

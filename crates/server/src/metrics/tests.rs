@@ -11,6 +11,7 @@ use reef_engine::{Event, FinishReason, Outcome, Refusal};
 use reef_kv::{Accounts, ByFormat, Fidelity, KvUsage};
 
 use super::*;
+use crate::lifecycle::Limits;
 
 const MEBIBYTE: usize = 1 << 20;
 
@@ -41,8 +42,12 @@ impl Both {
     }
 }
 
+fn server_metrics() -> Metrics {
+    Metrics::new(Arc::new(Lifecycle::new(Limits::default())))
+}
+
 pub(super) fn metrics() -> Both {
-    Both(Metrics::new(), ModelMetrics::new(served()))
+    Both(server_metrics(), ModelMetrics::new(served()))
 }
 
 /// A look at an engine in which every number differs.
@@ -385,7 +390,7 @@ fn two_servers_in_a_process_do_not_meet() {
 
 #[test]
 fn http_is_counted_before_the_model_is_there() {
-    let metrics = Metrics::new();
+    let metrics = server_metrics();
     let strange = Method::from_bytes(b"XYZZY").unwrap();
     let tenth = Duration::from_millis(100);
     metrics.answered(&Method::POST, Some("/v1/completions"), StatusCode::OK, tenth);
