@@ -11,6 +11,7 @@ mod models;
 mod prompt;
 mod render;
 mod respond;
+mod structure;
 mod tokenize;
 
 use std::sync::Arc;
@@ -21,7 +22,7 @@ use axum::http::StatusCode;
 use axum::middleware::from_fn_with_state;
 use axum::routing::{get, post};
 
-pub use json::{Json, Sampled, parse};
+pub use json::{Json, Sampled, SharedFields, parse};
 pub use respond::new_id;
 
 use crate::access::{Routes, protect};
