@@ -22,8 +22,9 @@ use crate::run::{Live, Run, RunId};
 use crate::schedule::Planned;
 use crate::session::EngineError;
 use crate::speculate::{DraftCosts, Drafter, Speculator};
-use crate::stats::Counters;
+use crate::stats::{Counters, EndedTokens};
 use crate::store::Spill;
+use crate::tally::StepTallies;
 use crate::tenant::FairShare;
 
 /// A model (or a stand-in), its KV memory, and the requests in it.
@@ -51,6 +52,8 @@ pub struct Engine {
     pub(crate) events: Vec<Told>,
     pub(crate) recent: Recent,
     pub(crate) counters: Counters,
+    pub(crate) ended: EndedTokens,
+    pub(crate) steps: StepTallies,
     pub(crate) now_us: u64,
     /// Number of the next step.
     pub(crate) step: u64,
@@ -181,6 +184,8 @@ impl Engine {
             events: Vec::new(),
             recent: Recent::default(),
             counters: Counters::default(),
+            ended: EndedTokens::default(),
+            steps: StepTallies::default(),
             now_us: 0,
             step: 0,
             next_run: 0,

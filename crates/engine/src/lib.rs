@@ -40,6 +40,7 @@ pub mod speculate;
 pub mod stats;
 pub mod stop;
 pub mod store;
+pub mod tally;
 pub mod tenant;
 pub mod wakeup;
 mod watchdog;

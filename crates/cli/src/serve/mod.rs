@@ -4,6 +4,7 @@ mod access_args;
 mod config;
 mod engine_args;
 mod kv_event_args;
+mod log_args;
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -19,6 +20,8 @@ use reef_server::app::unix_time;
 use reef_server::grammar::Grammars;
 use reef_server::kv_events::KvPublisher;
 use reef_server::lifecycle::{self, Drained, State, Stop};
+use reef_server::metrics::{ModelMetrics, Served};
+use reef_server::telemetry;
 use reef_server::{App, Model, Settings, http};
 use serde_json::json;
 
@@ -32,6 +35,7 @@ use access_args::AccessArgs;
 pub use config::with_config;
 use engine_args::EngineArgs;
 use kv_event_args::KvEventArgs;
+use log_args::LogArgs;
 
 /// How often the engine is asked whether it lives.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
@@ -73,12 +77,16 @@ pub struct Args {
     engine: EngineArgs,
     #[command(flatten)]
     kv_events: KvEventArgs,
+    #[command(flatten)]
+    log: LogArgs,
 }
 
 /// Runs `reef serve`.
 pub fn run(args: Args) -> anyhow::Result<()> {
     args.kv.check()?;
     args.kv_events.check(args.access.is_insecure())?;
+    let started = telemetry::start(&args.log.settings());
+    let _telemetry = started.map_err(|error| WrongArguments(error.to_string()))?;
     let access = args.access.access(args.host)?;
     let limits = args.access.limits();
     let app = Arc::new(App::guarded(settings(&args)?, access, limits));
@@ -139,6 +147,11 @@ fn settings(args: &Args) -> anyhow::Result<Settings> {
     Ok(Settings { model_names: names, fidelity: args.kv.fidelity, body_bytes_max, ..settings })
 }
 
+/// The id that is shown.
+fn model_name(args: &Args) -> String {
+    args.served_model_name.first().cloned().unwrap_or_else(|| default_name(&args.model.model))
+}
+
 /// The alias, or the stem of a file's name.
 fn default_name(model: &str) -> String {
     let path = std::path::Path::new(model);
@@ -163,6 +176,7 @@ fn load(args: &Args, tenants: Vec<Tenant>) -> anyhow::Result<(Model, Option<KvPu
     let mut engine = Engine::new(runner, config)?;
     args.serving.equip(&mut engine, &tokenizer, &args.model, threads)?;
     let publisher = args.kv_events.attach(&mut engine)?;
+    let metrics = ModelMetrics::new(Served::new(model_name(args), &engine));
     let model = Model {
         root: args.model.model.clone(),
         created: unix_time(),
@@ -173,6 +187,7 @@ fn load(args: &Args, tenants: Vec<Tenant>) -> anyhow::Result<(Model, Option<KvPu
         tokenizer,
         template: template.map(Arc::new),
         door: Arc::new(EngineHandle::spawn(engine)?),
+        metrics,
     };
     Ok((model, publisher))
 }
