@@ -12,6 +12,7 @@ use crate::error::ApiError;
 use crate::grammar::Grammars;
 use crate::http::pool::Looks;
 use crate::lifecycle::{Lifecycle, Limits, State};
+use crate::metrics::{Metrics, ModelMetrics};
 use crate::settings::Settings;
 
 /// A loaded model and the engine that runs it.
@@ -34,6 +35,8 @@ pub struct Model {
     pub template: Option<Arc<ChatTemplate>>,
     /// The engine.
     pub door: Arc<dyn Door>,
+    /// What it has done, and its requests.
+    pub metrics: ModelMetrics,
 }
 
 /// What all handlers share.
@@ -46,6 +49,8 @@ pub struct App {
     pub lifecycle: Arc<Lifecycle>,
     /// The last look at the pool.
     pub looks: Looks,
+    /// What the server has answered.
+    pub metrics: Metrics,
     model: OnceLock<Model>,
 }
 
@@ -59,7 +64,8 @@ impl App {
     pub fn guarded(settings: Settings, access: Access, limits: Limits) -> App {
         let limits = Limits { body_bytes: settings.body_bytes_max, ..limits };
         let (access, lifecycle) = (Arc::new(access), Arc::new(Lifecycle::new(limits)));
-        App { settings, access, lifecycle, looks: Looks::default(), model: OnceLock::new() }
+        let (metrics, looks) = (Metrics::new(lifecycle.clone()), Looks::default());
+        App { settings, access, lifecycle, looks, metrics, model: OnceLock::new() }
     }
 
     /// The model is there: requests are taken from now on. A second one is ignored.
