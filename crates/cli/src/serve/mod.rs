@@ -17,10 +17,11 @@ use reef_model::tokenizer::Tokenizer;
 use reef_server::app::unix_time;
 use reef_server::lifecycle::{self, Drained, State, Stop};
 use reef_server::{App, Model, Settings, http};
+use serde_json::json;
 
 use crate::kv_args::KvArgs;
 use crate::load::{ModelArgs, open};
-use crate::output::{WrongArguments, note};
+use crate::output::{WrongArguments, note, print_json};
 use crate::serving_args::ServingArgs;
 use crate::{Common, sizes};
 
@@ -88,6 +89,7 @@ async fn serve(args: Args, app: Arc<App>) -> anyhow::Result<()> {
     let url = format!("http://{}", listener.local_addr()?);
     let router = http::router(app.clone());
     let tenants = app.access.engine_tenants();
+    let json = args.common.json;
     let loading = tokio::task::spawn_blocking(move || load(&args, tenants));
     let served = lifecycle::serve(listener, router, app.lifecycle.clone(), Stop::on_signals()?);
     let ready = async {
@@ -95,6 +97,10 @@ async fn serve(args: Args, app: Arc<App>) -> anyhow::Result<()> {
         let door = model.door.clone();
         app.set_model(model);
         note(&format!("ready: {} at {url}", app.model_name()));
+        if json {
+            let pid = std::process::id();
+            print_json(&json!({"url": url, "models": app.settings.model_names, "pid": pid}))?;
+        }
         while door.is_alive() {
             tokio::time::sleep(LOOK_EVERY).await;
         }
