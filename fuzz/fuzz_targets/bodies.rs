@@ -16,6 +16,7 @@ use reef_engine::{EngineError, FinishReason, Refusal, Request};
 use reef_model::chat_template::ChatTemplate;
 use reef_model::tokenizer::Tokenizer;
 use reef_server::door::{Door, Look};
+use reef_server::grammar::Grammars;
 use reef_server::{App, Model, Settings, http};
 use tokio::runtime::Runtime;
 use tower::ServiceExt as _;
@@ -96,6 +97,7 @@ static SERVER: LazyLock<Server> = LazyLock::new(|| {
         context: 1024,
         budget_bytes: 1 << 20,
         block_size: 32,
+        grammars: Arc::new(Grammars::new(tokenizer.clone(), &[tokenizer::END])),
         tokenizer,
         template: Some(Arc::new(template)),
         door: Arc::new(Looking),

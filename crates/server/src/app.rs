@@ -9,6 +9,7 @@ use reef_model::tokenizer::Tokenizer;
 use crate::access::Access;
 use crate::door::Door;
 use crate::error::ApiError;
+use crate::grammar::Grammars;
 use crate::lifecycle::{Lifecycle, Limits, State};
 use crate::settings::Settings;
 
@@ -26,6 +27,8 @@ pub struct Model {
     pub block_size: usize,
     /// Text to tokens and back.
     pub tokenizer: Arc<Tokenizer>,
+    /// Schemas and other grammars over its vocabulary.
+    pub grammars: Arc<Grammars>,
     /// How conversations become prompts; `None`: the file has none.
     pub template: Option<Arc<ChatTemplate>>,
     /// The engine.

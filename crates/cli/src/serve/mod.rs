@@ -15,6 +15,7 @@ use reef_model::chat_template::{ChatTemplate, ChatTemplateError};
 use reef_model::gguf::Gguf;
 use reef_model::tokenizer::Tokenizer;
 use reef_server::app::unix_time;
+use reef_server::grammar::Grammars;
 use reef_server::lifecycle::{self, Drained, State, Stop};
 use reef_server::{App, Model, Settings, http};
 use serde_json::json;
@@ -149,6 +150,7 @@ fn load(args: &Args, tenants: Vec<Tenant>) -> anyhow::Result<Model> {
     let plain = args.kv.engine_config(&gguf, &mut runner, &args.model, None)?;
     let scheduling = args.engine.scheduling()?;
     let config = EngineConfig { scheduling, tenants, calibration: CALIBRATION, ..plain };
+    let ends = tokenizer.vocabulary().end_of_generation();
     let (budget_bytes, block_size) = (config.budget_bytes, config.block_size);
     let mut engine = Engine::new(runner, config)?;
     args.serving.equip(&mut engine, &tokenizer, &args.model, threads)?;
@@ -158,6 +160,7 @@ fn load(args: &Args, tenants: Vec<Tenant>) -> anyhow::Result<Model> {
         context,
         budget_bytes,
         block_size,
+        grammars: Arc::new(Grammars::new(tokenizer.clone(), ends)),
         tokenizer,
         template: template.map(Arc::new),
         door: Arc::new(EngineHandle::spawn(engine)?),

@@ -9,6 +9,7 @@ mod models;
 mod prompt;
 mod render;
 mod respond;
+mod structure;
 mod tokenize;
 
 use std::sync::Arc;
@@ -18,7 +19,8 @@ use axum::extract::DefaultBodyLimit;
 use axum::http::StatusCode;
 use axum::routing::{get, post};
 
-pub use json::{Json, Sampled, parse};
+pub use json::{Json, Sampled, SharedFields, parse};
+pub use respond::new_id;
 
 use crate::access::{Routes, protect};
 use crate::app::App;
