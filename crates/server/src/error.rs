@@ -14,6 +14,15 @@ const RETRY_AFTER_S: u32 = 1;
 const MESSAGE_BYTES: usize = 1024;
 const PARAM_BYTES: usize = 128;
 
+/// What a refusal's line in the log says of it: rides on the response.
+#[derive(Clone, Copy, Debug)]
+pub struct Refused {
+    /// [`ApiError::kind`].
+    pub kind: &'static str,
+    /// [`ApiError::code`].
+    pub code: Option<&'static str>,
+}
+
 /// A refusal or a failure: status, and OpenAI's error body.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
@@ -119,6 +128,8 @@ impl From<&EngineError> for ApiError {
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = (self.status, axum::Json(self.body())).into_response();
+        let refused = Refused { kind: self.kind, code: self.code };
+        response.extensions_mut().insert(refused);
         if self.status == StatusCode::UNAUTHORIZED {
             let challenge = HeaderValue::from_static("Bearer realm=\"reef\"");
             response.headers_mut().insert(header::WWW_AUTHENTICATE, challenge);

@@ -4,4 +4,5 @@
 mod completions;
 mod generate;
 mod support;
+mod telemetry;
 mod tokens;

@@ -7,8 +7,10 @@ use std::sync::Arc;
 
 use axum::body::Body;
 use axum::http::{Request, Response, StatusCode};
+use reef_engine::Tenant;
 use reef_server::door::Door;
 use reef_server::grammar::Grammars;
+use reef_server::metrics::{ModelMetrics, Served};
 use reef_server::{App, Model, Settings, http};
 use serde_json::Value;
 use tower::ServiceExt as _;
@@ -42,6 +44,7 @@ pub fn tiny_model(door: Arc<dyn Door>) -> Model {
         tokenizer,
         template: None,
         door,
+        metrics: ModelMetrics::new(served()),
     }
 }
 
@@ -61,6 +64,18 @@ impl Answer {
             serde_json::from_str(data).expect("JSON")
         });
         data.collect()
+    }
+}
+
+/// What it serves.
+pub fn served() -> Served {
+    Served {
+        model_name: "tiny".into(),
+        max_model_len: 1024,
+        block_size: 32,
+        f16_blocks: 32,
+        prefix_caching: true,
+        tenants: vec![Tenant::default()],
     }
 }
 
