@@ -9,6 +9,7 @@ use reef_model::tokenizer::Tokenizer;
 use crate::access::Access;
 use crate::door::Door;
 use crate::error::ApiError;
+use crate::grammar::Grammars;
 use crate::lifecycle::{Lifecycle, Limits, State};
 use crate::settings::Settings;
 
@@ -41,6 +42,7 @@ pub struct App {
     /// Limits, readiness, and what came and went.
     pub lifecycle: Arc<Lifecycle>,
     model: OnceLock<Model>,
+    grammars: OnceLock<Arc<Grammars>>,
 }
 
 impl App {
@@ -53,7 +55,8 @@ impl App {
     pub fn guarded(settings: Settings, access: Access, limits: Limits) -> App {
         let limits = Limits { body_bytes: settings.body_bytes_max, ..limits };
         let (access, lifecycle) = (Arc::new(access), Arc::new(Lifecycle::new(limits)));
-        App { settings, access, lifecycle, model: OnceLock::new() }
+        let (model, grammars) = (OnceLock::new(), OnceLock::new());
+        App { settings, access, lifecycle, model, grammars }
     }
 
     /// The model is there: requests are taken from now on. A second one is ignored.
@@ -91,6 +94,15 @@ impl App {
                 )
             }),
         }
+    }
+
+    /// What compiles the grammars of requests to `model`, which is the one there is. Its vocabulary is
+    /// prepared at the first grammar.
+    pub fn grammars(&self, model: &Model) -> Arc<Grammars> {
+        let ends = model.tokenizer.vocabulary().end_of_generation();
+        let made =
+            self.grammars.get_or_init(|| Grammars::new(model.tokenizer.clone(), ends).into());
+        made.clone()
     }
 
     /// The id that responses show.

@@ -5,6 +5,8 @@ use axum::response::{IntoResponse, Response};
 use reef_engine::{EngineError, Refusal};
 use serde_json::{Value, json};
 
+use crate::grammar::GrammarError;
+
 /// Seconds after which a client that was told to come back may.
 const RETRY_AFTER_S: u32 = 1;
 
@@ -99,6 +101,12 @@ impl From<&EngineError> for ApiError {
             EngineError::Executor(_) => ApiError::unavailable(error.to_string()),
             _ => ApiError::internal(error.to_string()),
         }
+    }
+}
+
+impl From<GrammarError> for ApiError {
+    fn from(error: GrammarError) -> ApiError {
+        ApiError::invalid(error.field, error.to_string())
     }
 }
 

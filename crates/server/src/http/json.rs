@@ -7,6 +7,7 @@ use bytes::Bytes;
 use serde::de::DeserializeOwned;
 
 use crate::error::ApiError;
+use crate::grammar::StructureFields;
 use crate::types::sampling::SamplingFields;
 
 /// A request's body.
@@ -21,16 +22,16 @@ impl<S: Send + Sync, T: DeserializeOwned + Send + 'static> FromRequest<S> for Js
     }
 }
 
-/// A request's body whose fields are those of `T` and [`SamplingFields`]. (Serde's `flatten` would lose the
-/// names of wrong fields.)
-pub struct Sampled<T>(pub T, pub SamplingFields);
+/// A request's body whose fields are those of `T`, [`SamplingFields`] and [`StructureFields`]. (Serde's
+/// `flatten` would lose the names of wrong fields.)
+pub struct Sampled<T>(pub T, pub SamplingFields, pub StructureFields);
 
 impl<S: Send + Sync, T: DeserializeOwned + Send + 'static> FromRequest<S> for Sampled<T> {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, state: &S) -> Result<Sampled<T>, ApiError> {
         let bytes = Bytes::from_request(request, state).await.map_err(of_body)?;
-        parsed(bytes, |bytes| Ok(Sampled(parse(bytes)?, parse(bytes)?))).await
+        parsed(bytes, |bytes| Ok(Sampled(parse(bytes)?, parse(bytes)?, parse(bytes)?))).await
     }
 }
 

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use axum::body::Body;
 use axum::http::{Request, Response, StatusCode};
+use reef_model::chat_template::ChatTemplate;
 use reef_server::{App, Model, Settings, http};
 use serde_json::Value;
 use tower::ServiceExt as _;
@@ -54,6 +55,18 @@ impl Server {
 
     /// The same with other settings.
     pub fn with(script: Script, settings: Settings) -> Server {
+        Server::of(script, settings, None)
+    }
+
+    /// The same with a chat template.
+    pub fn chatting(script: Script, template: &str) -> Server {
+        Server::of(script, Settings::new("tiny"), Some(template))
+    }
+
+    fn of(script: Script, settings: Settings, template: Option<&str>) -> Server {
+        let tokenizer = Arc::new(byte_tokenizer());
+        let compile = |source| ChatTemplate::new(source, &tokenizer).expect("a template").into();
+        let template = template.map(compile);
         let door = Arc::new(ScriptedDoor::new(script));
         let app = Arc::new(App::new(settings));
         app.set_model(Model {
@@ -62,8 +75,8 @@ impl Server {
             context: 1024,
             budget_bytes: 1 << 20,
             block_size: 32,
-            tokenizer: Arc::new(byte_tokenizer()),
-            template: None,
+            tokenizer,
+            template,
             door: door.clone(),
         });
         Server { router: http::router(app), door }
