@@ -4,6 +4,7 @@ mod bench;
 mod golden;
 mod licenses;
 mod peers;
+mod routers;
 mod sim;
 mod test;
 mod tidy;
@@ -20,7 +21,8 @@ const USAGE: &str = "usage: cargo xtask WORD
   golden [NAME]      writes test vectors anew (xtask/golden/*.py), in a venv under target/
   bench [ARGUMENTS]  reef bench beside llama.cpp; appends to bench/results/
   sim ARGUMENTS      one simulated world (--seed N), or many (--seeds A..B)
-  peers              installs the peers that benches measure against";
+  peers              installs the peers that benches measure against
+  routers [--only NAMES]  two servers behind each router: smg, vllm, sglang, dynamo; events: vLLM's KV events";
 
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
@@ -43,6 +45,7 @@ fn run(words: &[String]) -> anyhow::Result<()> {
         ("bench", arguments) => bench::run(arguments),
         ("sim", arguments) => sim::run(arguments),
         ("peers", []) => peers::run(),
+        ("routers", arguments) => routers::run(arguments),
         _ => bail!("`{}` is no word of xtask\n{USAGE}", words.join(" ")),
     }
 }

@@ -11,6 +11,7 @@ use crate::door::Door;
 use crate::error::ApiError;
 use crate::grammar::Grammars;
 use crate::lifecycle::{Lifecycle, Limits, State};
+use crate::metrics::{Metrics, ModelMetrics};
 use crate::settings::Settings;
 
 /// A loaded model and the engine that runs it.
@@ -27,10 +28,14 @@ pub struct Model {
     pub block_size: usize,
     /// Text to tokens and back.
     pub tokenizer: Arc<Tokenizer>,
+    /// Schemas and other grammars over its vocabulary.
+    pub grammars: Arc<Grammars>,
     /// How conversations become prompts; `None`: the file has none.
     pub template: Option<Arc<ChatTemplate>>,
     /// The engine.
     pub door: Arc<dyn Door>,
+    /// What it has done, and its requests.
+    pub metrics: ModelMetrics,
 }
 
 /// What all handlers share.
@@ -41,8 +46,9 @@ pub struct App {
     pub access: Arc<Access>,
     /// Limits, readiness, and what came and went.
     pub lifecycle: Arc<Lifecycle>,
+    /// What the server has answered.
+    pub metrics: Metrics,
     model: OnceLock<Model>,
-    grammars: OnceLock<Arc<Grammars>>,
 }
 
 impl App {
@@ -55,8 +61,8 @@ impl App {
     pub fn guarded(settings: Settings, access: Access, limits: Limits) -> App {
         let limits = Limits { body_bytes: settings.body_bytes_max, ..limits };
         let (access, lifecycle) = (Arc::new(access), Arc::new(Lifecycle::new(limits)));
-        let (model, grammars) = (OnceLock::new(), OnceLock::new());
-        App { settings, access, lifecycle, model, grammars }
+        let metrics = Metrics::new(lifecycle.clone());
+        App { settings, access, lifecycle, metrics, model: OnceLock::new() }
     }
 
     /// The model is there: requests are taken from now on. A second one is ignored.
@@ -94,15 +100,6 @@ impl App {
                 )
             }),
         }
-    }
-
-    /// What compiles the grammars of requests to `model`, which is the one there is. Its vocabulary is
-    /// prepared at the first grammar.
-    pub fn grammars(&self, model: &Model) -> Arc<Grammars> {
-        let ends = model.tokenizer.vocabulary().end_of_generation();
-        let made =
-            self.grammars.get_or_init(|| Grammars::new(model.tokenizer.clone(), ends).into());
-        made.clone()
     }
 
     /// The id that responses show.

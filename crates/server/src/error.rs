@@ -5,10 +5,17 @@ use axum::response::{IntoResponse, Response};
 use reef_engine::{EngineError, Refusal};
 use serde_json::{Value, json};
 
-use crate::grammar::GrammarError;
-
 /// Seconds after which a client that was told to come back may.
 const RETRY_AFTER_S: u32 = 1;
+
+/// What a refusal's line in the log says of it: rides on the response.
+#[derive(Clone, Copy, Debug)]
+pub struct Refused {
+    /// [`ApiError::kind`].
+    pub kind: &'static str,
+    /// [`ApiError::code`].
+    pub code: Option<&'static str>,
+}
 
 /// A refusal or a failure: status, and OpenAI's error body.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -104,15 +111,11 @@ impl From<&EngineError> for ApiError {
     }
 }
 
-impl From<GrammarError> for ApiError {
-    fn from(error: GrammarError) -> ApiError {
-        ApiError::invalid(error.field, error.to_string())
-    }
-}
-
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = (self.status, axum::Json(self.body())).into_response();
+        let refused = Refused { kind: self.kind, code: self.code };
+        response.extensions_mut().insert(refused);
         if self.status == StatusCode::UNAUTHORIZED {
             let challenge = HeaderValue::from_static("Bearer realm=\"reef\"");
             response.headers_mut().insert(header::WWW_AUTHENTICATE, challenge);

@@ -9,8 +9,8 @@ use reef_model::tokenizer::Encode;
 use serde_json::{Map, Value};
 
 use super::chat_answer::{Answer, Narration};
-use super::json::{Json, Sampled};
-use super::prompt::{constraint, encode};
+use super::json::{Json, Sampled, SharedFields};
+use super::prompt::encode;
 use super::render::document;
 use crate::access::Asker;
 use crate::app::{App, Model};
@@ -30,7 +30,7 @@ use crate::types::sampling::{SamplingFields, at_most};
 pub async fn chat(
     State(app): State<Arc<App>>,
     asker: Asker,
-    Sampled(mut body, sampling, structure): Sampled<ChatRequest>,
+    Sampled(mut body, SharedFields { sampling, structure }): Sampled<ChatRequest>,
 ) -> Result<Response, ApiError> {
     let model = app.model_named(body.model.as_deref())?;
     let stream = body.stream.unwrap_or(false);
@@ -43,7 +43,9 @@ pub async fn chat(
     let mut job = job(&app, model, &asker, (&body, &sampling), ids)?;
     // Tags of calls may be special tokens.
     job.text.show_special |= tools.is_some();
-    job.request.constraint = constraint(&app, model, wanted).await?;
+    if let Some(wanted) = wanted {
+        job.request.constraint = Some(model.grammars.constraint(wanted).await?);
+    }
     let answer = Answer::new(&app, model, &body, &job, tools);
     let generation = Generation::start(model, job).await?;
     if stream {

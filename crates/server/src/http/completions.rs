@@ -11,8 +11,9 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::json::Sampled;
-use super::prompt::{constraint, token_ids};
+use super::prompt::token_ids;
 use super::respond::{finish_reason, new_id, stop_reason, whole};
+use super::structure::constraint;
 use crate::access::Asker;
 use crate::app::{App, Model, unix_time};
 use crate::error::ApiError;
@@ -35,15 +36,15 @@ const MAX_TOKENS: usize = 16;
 pub async fn completions(
     State(app): State<Arc<App>>,
     asker: Asker,
-    Sampled(mut body, sampling, structure): Sampled<CompletionRequest>,
+    Sampled(mut body, shared): Sampled<CompletionRequest>,
 ) -> Result<Response, ApiError> {
     let model = app.model_named(body.model.as_deref())?;
-    check(&body, &sampling, &app)?;
-    let constraint = constraint(&app, model, structure.structure()?).await?;
+    check(&body, &shared.sampling, &app)?;
+    let constraint = constraint(model, &shared.structure).await?;
     let prompts = std::mem::replace(&mut body.prompt, Prompt::Ids(Vec::new()));
     let mut jobs = Vec::new();
     for prompt in each_prompt(prompts, app.settings.prompts_max)? {
-        let mut job = job(&app, model, &asker, (&body, &sampling), prompt).await?;
+        let mut job = job(&app, model, &asker, (&body, &shared.sampling), prompt).await?;
         job.request.constraint = constraint.clone();
         jobs.push(job);
         // Many prompts: others' answers go on in between.

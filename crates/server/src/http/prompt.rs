@@ -1,31 +1,15 @@
-//! Prompts become token ids, and grammars masks of them.
+//! Prompts become token ids.
 
 use std::sync::Arc;
 
-use reef_engine::constraint::Constraint;
 use reef_model::tokenizer::{Encode, Tokenizer};
 
-use crate::app::{App, Model};
 use crate::error::ApiError;
-use crate::grammar::Structure;
 use crate::types::completion::OnePrompt;
 
 /// Bytes of text that are tokenized at once, in under a millisecond; more of it is done elsewhere, so that
 /// others' answers go on.
 const BYTES_AT_ONCE: usize = 16 << 10;
-
-/// What the answer must be, where a request asks for a structure.
-///
-/// # Errors
-/// A grammar that cannot be compiled.
-pub async fn constraint(
-    app: &App,
-    model: &Model,
-    wanted: Option<Structure>,
-) -> Result<Option<Box<dyn Constraint>>, ApiError> {
-    let Some(wanted) = wanted else { return Ok(None) };
-    Ok(Some(app.grammars(model).constraint(wanted).await?))
-}
 
 /// The token ids of `prompt`.
 ///

@@ -7,11 +7,11 @@ use std::time::Duration;
 use reef_server::access::{Access, AccessSettings, Key, TenantRules};
 use reef_server::door::Door;
 use reef_server::lifecycle::{Limits, Stop, Stopper, bind, serve};
-use reef_server::{App, Model, Settings, http};
+use reef_server::{App, Settings, http};
 use serde_json::Value;
 
 use crate::raw::{Answer, Raw};
-use crate::support::{Script, ScriptedDoor, byte_tokenizer};
+use crate::support::{Script, ScriptedDoor, tiny_model};
 
 /// A running server; it stops when this is dropped.
 pub struct Served {
@@ -44,16 +44,7 @@ impl Served {
     pub async fn with(door: Arc<dyn Door>, access: Access) -> Served {
         let settings = Settings { body_bytes_max: 4 << 20, ..Settings::new("tiny") };
         let app = Arc::new(App::guarded(settings, access, short()));
-        app.set_model(Model {
-            root: "tiny.gguf".into(),
-            created: 1,
-            context: 1024,
-            budget_bytes: 1 << 20,
-            block_size: 32,
-            tokenizer: Arc::new(byte_tokenizer()),
-            template: None,
-            door,
-        });
+        app.set_model(tiny_model(door));
         let listener = bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let address = listener.local_addr().unwrap();
         let (stopper, stop) = Stop::told();

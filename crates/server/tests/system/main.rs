@@ -6,4 +6,5 @@ mod completions;
 mod generate;
 mod smollm2;
 mod support;
+mod telemetry;
 mod tokens;

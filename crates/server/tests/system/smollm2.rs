@@ -11,9 +11,12 @@ use reef_model::chat_template::ChatTemplate;
 use reef_model::gguf::Gguf;
 use reef_model::runner::{Activations, KeyRotation, ModelRunner, RunnerOptions};
 use reef_model::tokenizer::Tokenizer;
+use reef_server::grammar::Grammars;
 use reef_server::{App, Model, Settings, http};
 use serde_json::{Value, json};
 use tower::ServiceExt as _;
+
+use crate::support::tiny_model;
 
 /// SmolLM2 out of the cache that `reef pull` fills, with the file's template or another.
 fn router(template: Option<&str>) -> Option<axum::Router> {
@@ -42,15 +45,14 @@ fn router(template: Option<&str>) -> Option<axum::Router> {
     let runner = ModelRunner::load(&gguf, options).unwrap();
     let config = EngineConfig::new(64 << 20);
     let app = Arc::new(App::new(Settings::new("smollm2")));
+    let ends = tokenizer.vocabulary().end_of_generation();
+    let door = Arc::new(EngineHandle::spawn(Engine::new(runner, config).unwrap()).unwrap());
     app.set_model(Model {
-        root: "smollm2".into(),
-        created: 1,
         context: 8192,
-        budget_bytes: 64 << 20,
-        block_size: 32,
-        tokenizer,
+        grammars: Arc::new(Grammars::new(tokenizer.clone(), ends)),
         template: Some(Arc::new(template.unwrap())),
-        door: Arc::new(EngineHandle::spawn(Engine::new(runner, config).unwrap()).unwrap()),
+        tokenizer: tokenizer.clone(),
+        ..tiny_model(door)
     });
     Some(http::router(app))
 }
