@@ -35,6 +35,13 @@ impl Served {
         Served::scripted(Access::default()).await
     }
 
+    /// The same, that closes quiet connections soon: a client reads until then.
+    pub async fn impatient() -> Served {
+        let limits = Limits { idle_timeout: Duration::from_millis(200), ..short() };
+        let door = Arc::new(ScriptedDoor::new(Script::says("ok")));
+        Served::start(door, Access::default(), limits).await
+    }
+
     /// With `access`.
     pub async fn scripted(access: Access) -> Served {
         Served::with(Arc::new(ScriptedDoor::new(Script::says("ok"))), access).await
@@ -42,8 +49,12 @@ impl Served {
 
     /// With any engine.
     pub async fn with(door: Arc<dyn Door>, access: Access) -> Served {
+        Served::start(door, access, short()).await
+    }
+
+    async fn start(door: Arc<dyn Door>, access: Access, limits: Limits) -> Served {
         let settings = Settings { body_bytes_max: 4 << 20, ..Settings::new("tiny") };
-        let app = Arc::new(App::guarded(settings, access, short()));
+        let app = Arc::new(App::guarded(settings, access, limits));
         app.set_model(tiny_model(door));
         let listener = bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let address = listener.local_addr().unwrap();
