@@ -1,6 +1,7 @@
 //! The developer's words. `cargo xtask test` is the one command that CI and people run.
 
 mod bench;
+mod clients;
 mod golden;
 mod licenses;
 mod peers;
@@ -20,7 +21,8 @@ const USAGE: &str = "usage: cargo xtask WORD
   golden [NAME]      writes test vectors anew (xtask/golden/*.py), in a venv under target/
   bench [ARGUMENTS]  reef bench beside llama.cpp; appends to bench/results/
   sim ARGUMENTS      one simulated world (--seed N), or many (--seeds A..B)
-  peers              installs the peers that benches measure against";
+  peers              installs the peers that benches measure against
+  clients [--only NAME,...]  real OpenAI and vLLM clients, installed under target/, against a live server";
 
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
@@ -43,6 +45,7 @@ fn run(words: &[String]) -> anyhow::Result<()> {
         ("bench", arguments) => bench::run(arguments),
         ("sim", arguments) => sim::run(arguments),
         ("peers", []) => peers::run(),
+        ("clients", arguments) => clients::run(arguments),
         _ => bail!("`{}` is no word of xtask\n{USAGE}", words.join(" ")),
     }
 }
