@@ -124,6 +124,19 @@ impl Engine {
         }
     }
 
+    /// Ends one of several continuations, which a stop string has ended; the others go on. Ignored where
+    /// there is none such: unknown, ended, not begun, or a beam, which is only told at the end.
+    pub fn end_branch(&mut self, key: u64, branch: u32, reason: FinishReason) {
+        let Some(live) = self.requests.get(&key) else { return };
+        if !live.branched || live.beams.is_some() {
+            return;
+        }
+        let run = live.runs.iter().find(|id| self.runs[*id].branch == branch).copied();
+        if let Some(id) = run {
+            self.end_run(id, reason);
+        }
+    }
+
     /// Ends the requests whose deadline has passed.
     pub(crate) fn end_overdue(&mut self) {
         let now_us = self.now_us;

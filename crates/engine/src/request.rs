@@ -103,6 +103,15 @@ impl Branches {
         }
     }
 
+    /// Whether the continuations to be given are chosen only when all have ended.
+    pub fn is_ranked(self) -> bool {
+        match self {
+            Branches::One => false,
+            Branches::Sample { n, best_of } => best_of > n,
+            Branches::Beams { .. } => true,
+        }
+    }
+
     /// Continuations given.
     pub fn given(self) -> usize {
         match self {

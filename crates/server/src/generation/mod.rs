@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use reef_engine::event::{Event, Outcome, Pause, Token, TokenLogprobs};
-use reef_engine::{Branches, FinishReason, Request, Usage};
+use reef_engine::{FinishReason, Request, Usage};
 use reef_model::tokenizer::Tokenizer;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
@@ -124,14 +124,33 @@ impl Drop for Live {
 }
 
 impl Generation {
+    /// Hands `jobs` to the engine of `model` and waits until all are accepted.
+    ///
+    /// # Errors
+    /// The engine's first refusal; what it had accepted is ended.
+    pub async fn start_all(model: &Model, jobs: Vec<Job>) -> Result<Vec<Generation>, ApiError> {
+        let submitted = jobs.into_iter().map(|job| Generation::submit(model, job));
+        let mut generations = submitted.collect::<Result<Vec<Generation>, ApiError>>()?;
+        for generation in &mut generations {
+            generation.accepted().await?;
+        }
+        Ok(generations)
+    }
+
     /// Hands `job` to the engine of `model` and waits until it is accepted.
     ///
     /// # Errors
     /// The engine's refusal.
     pub async fn start(model: &Model, job: Job) -> Result<Generation, ApiError> {
+        let mut generation = Generation::submit(model, job)?;
+        generation.accepted().await?;
+        Ok(generation)
+    }
+
+    fn submit(model: &Model, job: Job) -> Result<Generation, ApiError> {
         let Job { request, text } = job;
-        let is_ranked = is_ranked(request.branches);
-        let choices = if is_ranked { 0 } else { request.branches.width() };
+        let branches = request.branches;
+        let choices = if branches.is_ranked() { 0 } else { branches.width() };
         let (sender, events) = unbounded_channel();
         // Bounded by the tokens that the request may generate. What nobody reads here wakes nobody.
         let listener = Box::new(move |event| match event {
@@ -142,16 +161,17 @@ impl Generation {
         let live = Live { door: model.door.clone(), key, ended: false };
         let tokenizer = model.tokenizer.clone();
         let choices = (0..choices).map(|_| Choice::new(&tokenizer, &text)).collect();
-        let mut generation =
-            Generation { events, live, tokenizer, text, choices, queue: VecDeque::new() };
-        match generation.events.recv().await {
-            Some(Event::Accepted) => Ok(generation),
-            Some(Event::Failed(error)) => {
-                generation.close();
-                Err((&*error).into())
-            }
-            _ => Err(ApiError::unavailable("the engine has stopped")),
-        }
+        Ok(Generation { events, live, tokenizer, text, choices, queue: VecDeque::new() })
+    }
+
+    async fn accepted(&mut self) -> Result<(), ApiError> {
+        let error = match self.events.recv().await {
+            Some(Event::Accepted) => return Ok(()),
+            Some(Event::Failed(error)) => (&*error).into(),
+            _ => ApiError::unavailable("the engine has stopped"),
+        };
+        self.close();
+        Err(error)
     }
 
     /// The next thing that happens; `None` after the end.
@@ -238,14 +258,5 @@ impl Generation {
     fn close(&mut self) {
         self.live.ended = true;
         self.events.close();
-    }
-}
-
-/// Whether continuations are chosen only when all have ended.
-fn is_ranked(branches: Branches) -> bool {
-    match branches {
-        Branches::One => false,
-        Branches::Sample { n, best_of } => best_of > n,
-        Branches::Beams { .. } => true,
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::response::Response;
 use reef_engine::event::TokenLogprobs;
-use reef_engine::{Branches, Request, Usage};
+use reef_engine::{Request, Usage};
 use reef_model::tokenizer::{Decode, Encode, Tokenizer};
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -41,13 +41,11 @@ pub async fn completions(
     let mut jobs = Vec::new();
     for prompt in each_prompt(prompts, app.settings.prompts_max)? {
         jobs.push(job(&app, model, (&body, &sampling), prompt).await?);
+        // Many prompts: others' answers go on in between.
+        tokio::task::yield_now().await;
     }
     let answer = Answer::new(&app, model, &body, &jobs);
-    let mut generations = Vec::with_capacity(jobs.len());
-    for job in jobs {
-        // What was started is ended if a later one is refused.
-        generations.push(Generation::start(model, job).await?);
-    }
+    let generations = Generation::start_all(model, jobs).await?;
     if body.stream.unwrap_or(false) {
         return Ok(sse::response(Merged::new(generations), Narration::new(answer)));
     }
@@ -58,7 +56,11 @@ pub async fn completions(
     Ok(answer.whole(collected))
 }
 
-fn each_prompt(prompt: Prompt, most: usize) -> Result<Vec<OnePrompt>, ApiError> {
+/// The prompts of a request.
+///
+/// # Errors
+/// None, or too many.
+pub fn each_prompt(prompt: Prompt, most: usize) -> Result<Vec<OnePrompt>, ApiError> {
     let prompts = prompt.into_each();
     if prompts.is_empty() {
         return Err(ApiError::invalid("prompt", "prompt is empty: give a text or token ids"));
@@ -76,12 +78,7 @@ fn check(body: &CompletionRequest, sampling: &SamplingFields, app: &App) -> Resu
         at_most(asked.unwrap_or(0), most, field, "alternatives")?;
     }
     let stream = body.stream.unwrap_or(false);
-    let ranked = match sampling.branches(&app.settings)? {
-        Branches::One => false,
-        Branches::Sample { n, best_of } => best_of > n,
-        Branches::Beams { .. } => true,
-    };
-    if stream && ranked {
+    if stream && sampling.branches(&app.settings)?.is_ranked() {
         let text = "best_of and beam search choose at the end: they cannot be streamed";
         return Err(ApiError::invalid("stream", text));
     }
@@ -465,6 +462,7 @@ impl Narrator for Narration {
             Update::Piece(piece) => self.piece(index, piece, events),
             Update::Ended(ended) => self.ended(index, ended, events),
             Update::Paused(pause) if self.answer.comments => {
+                Narration::flush(self, events);
                 let (kind, reason) = (pause.kind.name(), pause.reason.name());
                 events.push_comment(&format!("paused: {kind} ({reason})"));
             }

@@ -12,12 +12,12 @@ use crate::types::sampling::SamplingFields;
 /// A request's body.
 pub struct Json<T>(pub T);
 
-impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Json<T> {
+impl<S: Send + Sync, T: DeserializeOwned + Send + 'static> FromRequest<S> for Json<T> {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, state: &S) -> Result<Json<T>, ApiError> {
         let bytes = Bytes::from_request(request, state).await.map_err(of_body)?;
-        parse(&bytes).map(Json)
+        parsed(bytes, |bytes| parse(bytes).map(Json)).await
     }
 }
 
@@ -25,13 +25,28 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Json<T> {
 /// names of wrong fields.)
 pub struct Sampled<T>(pub T, pub SamplingFields);
 
-impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Sampled<T> {
+impl<S: Send + Sync, T: DeserializeOwned + Send + 'static> FromRequest<S> for Sampled<T> {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, state: &S) -> Result<Sampled<T>, ApiError> {
         let bytes = Bytes::from_request(request, state).await.map_err(of_body)?;
-        Ok(Sampled(parse(&bytes)?, parse(&bytes)?))
+        parsed(bytes, |bytes| Ok(Sampled(parse(bytes)?, parse(bytes)?))).await
     }
+}
+
+/// Bytes that are parsed at once, in under a millisecond; more of them are parsed elsewhere, so that others'
+/// answers go on.
+const BYTES_AT_ONCE: usize = 64 << 10;
+
+async fn parsed<T: Send + 'static>(
+    bytes: Bytes,
+    parse: impl FnOnce(&[u8]) -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    if bytes.len() <= BYTES_AT_ONCE {
+        return parse(&bytes);
+    }
+    let elsewhere = tokio::task::spawn_blocking(move || parse(&bytes)).await;
+    elsewhere.map_err(|_| ApiError::internal("the body's parser failed"))?
 }
 
 fn of_body(rejection: BytesRejection) -> ApiError {

@@ -1,11 +1,15 @@
 //! Routes; one file for each group of them.
 
 mod completions;
+mod embeddings;
+mod generate;
 mod health;
 mod json;
 mod models;
 mod prompt;
+mod render;
 mod respond;
+mod tokenize;
 
 use std::sync::Arc;
 
@@ -28,6 +32,12 @@ pub fn router(app: Arc<App>) -> Router {
         // An id may have slashes.
         .route("/v1/models/{*id}", get(models::one))
         .route("/v1/completions", post(completions::completions))
+        .route("/v1/completions/render", post(render::completions))
+        .route("/v1/embeddings", post(embeddings::embeddings))
+        .route("/inference/v1/generate", post(generate::generate))
+        .route("/tokenize", post(tokenize::tokenize))
+        .route("/detokenize", post(tokenize::detokenize))
+        .route("/tokenizer_info", get(tokenize::info))
         .fallback(nothing_here)
         .layer(body)
         .with_state(app)

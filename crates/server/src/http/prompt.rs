@@ -21,18 +21,26 @@ pub async fn token_ids(
     options: Encode,
 ) -> Result<Vec<u32>, ApiError> {
     match prompt {
-        OnePrompt::Ids(ids) => known(tokenizer, ids),
+        OnePrompt::Ids(ids) => known(tokenizer, "prompt", ids),
         OnePrompt::Text(text) => encode(tokenizer, text, options).await,
     }
 }
 
-fn known(tokenizer: &Tokenizer, ids: Vec<u32>) -> Result<Vec<u32>, ApiError> {
+/// `ids`, all of which the model has.
+///
+/// # Errors
+/// One that it does not have, in `field`.
+pub fn known(
+    tokenizer: &Tokenizer,
+    field: &'static str,
+    ids: Vec<u32>,
+) -> Result<Vec<u32>, ApiError> {
     let vocabulary = tokenizer.vocabulary().len();
     match ids.iter().find(|id| **id as usize >= vocabulary) {
         None => Ok(ids),
         Some(id) => {
-            let text = format!("prompt: token id {id} is outside the vocabulary of {vocabulary}");
-            Err(ApiError::invalid("prompt", text))
+            let text = format!("{field}: token id {id} is outside the vocabulary of {vocabulary}");
+            Err(ApiError::invalid(field, text))
         }
     }
 }

@@ -82,3 +82,15 @@ pub fn prompt_logprobs(tokenizer: &Tokenizer, logprobs: &[TokenLogprobs]) -> Val
     };
     Value::Array(std::iter::once(Value::Null).chain(logprobs.iter().map(entry)).collect())
 }
+
+/// A token as the chat's `logprobs.content` has it, with its `most` likeliest alternatives.
+pub fn chat_logprob(texts: &TokenTexts<'_>, token: &TokenLogprobs, most: usize) -> Value {
+    let one = |id: u32, logprob: f32| {
+        let bytes = texts.tokenizer.token_bytes(id);
+        json!({"token": texts.text(id), "logprob": logprob, "bytes": bytes})
+    };
+    let mut document = one(token.id, token.logprob);
+    let top = token.top.iter().take(most);
+    document["top_logprobs"] = top.map(|&(id, logprob)| one(id, logprob)).collect();
+    document
+}

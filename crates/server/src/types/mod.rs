@@ -2,6 +2,7 @@
 //! is not known is ignored, because routers and clients add fields of their own.
 
 pub mod completion;
+pub mod generate;
 pub mod kv;
 pub mod logprobs;
 pub mod sampling;

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use reef_engine::request::Branches;
 use reef_engine::speculate::{Drafter, Ngram, RunKey};
-use reef_engine::{Refusal, Request, Sampling};
+use reef_engine::{FinishReason, Refusal, Request, Sampling};
 use reef_kv::prefix::IndexKind;
 
 use super::*;
@@ -214,4 +214,41 @@ fn a_drafter_that_runs_dry_costs_drafts_only() {
         server.assert_empty();
     }
     assert!(tried[0] == 0 && tried[0] < tried[1] && tried[1] < tried[2], "{tried:?}");
+}
+
+/// A continuation that a stop string has ended gives its memory back at once; the others go on as they would
+/// have, and who is asked for twice, or does not exist, is nobody's concern.
+#[test]
+fn a_branch_that_is_ended_leaves_the_others_as_they_are() {
+    let model = plain();
+    let sampling = Sampling { temperature: 0.9, seed: 5, ..Sampling::default() };
+    let branches = Branches::Sample { n: 3, best_of: 3 };
+    let prompt = Random(6).tokens(BLOCK + 5, VOCABULARY);
+    let request = Request { branches, sampling, ..exact(prompt, 60) };
+    let expected = alone(&model, std::slice::from_ref(&request)).remove(0);
+    let mut server = Server::of(&model, engine_config(budget_of(&model, 30)));
+    server.submit(0, &request);
+    server.engine.end_branch(0, 0, FinishReason::Stop); // not begun: ignored
+    server.until(|server| server.tokens(0) >= 3 * 20);
+    let held = server.engine.pool().accounts().held_bytes();
+    for (key, branch) in [(0, 1), (0, 1), (0, 9), (7, 0)] {
+        server.engine.end_branch(key, branch, FinishReason::Stop);
+    }
+    server.turn();
+    server.turn();
+    assert!(server.engine.pool().accounts().held_bytes() < held);
+    server.finish();
+    let given = &server.outcomes[&0].continuations;
+    assert_eq!(given.len(), 3);
+    for (index, want) in expected.continuations.iter().enumerate() {
+        let got = &given[index];
+        if index == 1 {
+            assert_eq!(got.finish_reason, FinishReason::Stop);
+            assert!((20..60).contains(&got.token_ids.len()), "{}", got.token_ids.len());
+            assert_eq!(got.token_ids[..], want.token_ids[..got.token_ids.len()]);
+        } else {
+            assert_eq!(got.token_ids, want.token_ids, "continuation {index}");
+        }
+    }
+    server.assert_empty();
 }

@@ -1,0 +1,146 @@
+//! An engine that says what a test wrote down, at once.
+
+use std::sync::{Arc, Mutex};
+
+use reef_engine::event::{Continuation, Event, Outcome, Pause, Token, TokenLogprobs, Usage};
+use reef_engine::handle::Listener;
+use reef_engine::{EngineError, FinishReason, Refusal, Request};
+use reef_kv::{ByFormat, KvUsage};
+use reef_server::door::{Door, Look};
+
+/// What the engine says to every request.
+#[derive(Clone, Debug, Default)]
+pub struct Script {
+    /// Texts of the continuations, a token a byte.
+    pub texts: Vec<String>,
+    /// They end by themselves; else at the limit.
+    pub ends: bool,
+    /// Stands still after the first token.
+    pub pause: Option<Pause>,
+    /// Tokens of the KV that were dropped in the end.
+    pub dropped_tokens: f64,
+    /// Says no instead.
+    pub refusal: Option<Refusal>,
+    /// Goes silent after the texts, and never ends by itself.
+    pub hangs: bool,
+}
+
+impl Script {
+    /// One continuation that ends by itself.
+    pub fn says(text: &str) -> Script {
+        Script { texts: vec![text.into()], ends: true, ..Script::default() }
+    }
+}
+
+/// An engine that follows a script.
+pub struct ScriptedDoor {
+    script: Script,
+    /// What was asked.
+    pub asked: Mutex<Vec<Request>>,
+    /// Who was ended.
+    pub ended: Mutex<Vec<(u64, FinishReason)>>,
+    /// Listeners of those who hang.
+    hanging: Mutex<Vec<Listener>>,
+}
+
+impl ScriptedDoor {
+    pub fn new(script: Script) -> ScriptedDoor {
+        let (asked, ended, hanging) = Default::default();
+        ScriptedDoor { script, asked, ended, hanging }
+    }
+
+    fn logprobs(&self, request: &Request, id: u32) -> Option<TokenLogprobs> {
+        let top = (0..request.logprobs?).map(|place| (b'a' as u32 + place as u32, -1.0));
+        Some(TokenLogprobs { id, logprob: -0.5, top: top.collect() })
+    }
+
+    /// Tells all of the script; gives the continuations.
+    fn tell(&self, request: &Request, say: &mut dyn FnMut(Event)) -> Vec<Continuation> {
+        say(Event::Admitted { max_tokens: 16, cached_tokens: 0 });
+        if request.prompt_logprobs.is_some() {
+            let tokens = request.prompt.iter().skip(1);
+            let known = tokens.map(|id| TokenLogprobs { id: *id, logprob: -2.0, top: Vec::new() });
+            say(Event::PromptLogprobs(known.collect()));
+        }
+        let mut continuations = Vec::new();
+        for (branch, text) in self.script.texts.iter().enumerate() {
+            let limit = request.max_tokens.unwrap_or(usize::MAX);
+            let ids: Vec<u32> = text.bytes().map(u32::from).take(limit).collect();
+            for (place, &id) in ids.iter().enumerate() {
+                let logprobs = self.logprobs(request, id);
+                say(Event::Token(Token { branch: branch as u32, id, logprobs }));
+                if let Some(pause) = self.script.pause.filter(|_| branch == 0 && place == 0) {
+                    say(Event::Paused(pause));
+                    say(Event::Resumed { branch: 0, recomputed_tokens: 0, paused_us: 5 });
+                }
+            }
+            let ended = self.script.ends && ids.len() == text.len();
+            continuations.push(Continuation {
+                logprobs: ids.iter().filter_map(|id| self.logprobs(request, *id)).collect(),
+                token_ids: ids,
+                finish_reason: if ended { FinishReason::Stop } else { FinishReason::Length },
+                cumulative_logprob: None,
+            });
+        }
+        continuations
+    }
+
+    fn usage(&self, request: &Request, continuations: &[Continuation]) -> Usage {
+        Usage {
+            prompt_tokens: request.prompt.len(),
+            completion_tokens: continuations.iter().map(|one| one.token_ids.len()).sum(),
+            cached_tokens: 0,
+            fidelity: request.fidelity,
+            budget_bytes: 1 << 20,
+            max_tokens_limit: request.max_tokens.unwrap_or(1024),
+            kv: KvUsage {
+                tokens_by_format: ByFormat::default(),
+                dropped_tokens: self.script.dropped_tokens,
+                held_bytes: 0,
+                peak_bytes: 4096,
+                bytes_at_f16: 4096,
+                relief: Vec::new(),
+            },
+            pauses: self.script.pause.into_iter().collect(),
+            recomputed_tokens: 0,
+            drafts: (0, 0),
+        }
+    }
+}
+
+impl Door for ScriptedDoor {
+    fn submit(&self, request: Request, mut listener: Listener) -> Result<u64, EngineError> {
+        let mut asked = self.asked.lock().unwrap();
+        let key = asked.len() as u64;
+        asked.push(request.clone());
+        if let Some(refusal) = &self.script.refusal {
+            listener(Event::Failed(Arc::new(refusal.clone().into())));
+            return Ok(key);
+        }
+        listener(Event::Accepted);
+        let continuations = self.tell(&request, &mut |event| drop(listener(event)));
+        if self.script.hangs {
+            self.hanging.lock().unwrap().push(listener);
+            return Ok(key);
+        }
+        let usage = self.usage(&request, &continuations);
+        listener(Event::Finished(Box::new(Outcome { continuations, usage })));
+        Ok(key)
+    }
+
+    fn end(&self, key: u64, reason: FinishReason) {
+        self.ended.lock().unwrap().push((key, reason));
+    }
+
+    fn look(&self, look: Look) {
+        look(None);
+    }
+
+    fn now_us(&self) -> u64 {
+        1000
+    }
+
+    fn is_alive(&self) -> bool {
+        true
+    }
+}
