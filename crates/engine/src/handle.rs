@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, Sender, SyncSender, TrySendError, channel, sync_channel};
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, channel, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -13,6 +13,7 @@ use crate::engine::{Engine, Progress};
 use crate::event::{Event, FinishReason};
 use crate::executor::model::panic_text;
 use crate::executor::{ExecutorDead, Waker};
+use crate::late::{HeldBack, LateEnds};
 use crate::request::Request;
 use crate::session::EngineError;
 use crate::stats::EngineStats;
@@ -60,10 +61,32 @@ fn stopped() -> EngineError {
     ExecutorDead { reason: "the engine has stopped".into() }.into()
 }
 
+/// What is called with the engine between two of its turns.
+type Glance = Box<dyn FnOnce(Option<&Engine>) + Send>;
+
+/// A glance that is called once whatever happens: with `None` where it is dropped before.
+struct Look(Option<Glance>);
+
+impl Look {
+    fn at(&mut self, engine: Option<&Engine>) {
+        if let Some(glance) = self.0.take() {
+            // It only reads: what it breaks is its own.
+            let _ = catch_unwind(AssertUnwindSafe(|| glance(engine)));
+        }
+    }
+}
+
+impl Drop for Look {
+    fn drop(&mut self) {
+        self.at(None);
+    }
+}
+
 enum Command {
     Submit(u64, Box<Request>, Ear),
     End(u64, FinishReason),
-    Stats(Sender<EngineStats>),
+    EndBranch(u64, u32, FinishReason),
+    Look(Look),
     Stop,
 }
 
@@ -71,6 +94,7 @@ enum Command {
 /// ended as cancelled.
 pub struct EngineHandle {
     commands: SyncSender<Command>,
+    late_ends: Arc<LateEnds>,
     waker: Waker,
     next_key: AtomicU64,
     alive: Arc<AtomicBool>,
@@ -89,12 +113,15 @@ impl EngineHandle {
         let (wakers, waker) = channel();
         let alive = Arc::new(AtomicBool::new(true));
         let is_alive = alive.clone();
+        let late_ends = Arc::new(LateEnds::default());
+        let late = late_ends.clone();
         let start = Instant::now();
         let run = move || {
             let wakeup = Wakeup::of_this_thread();
             // The one who spawned waits for it.
             let _ = wakers.send(wakeup.waker());
-            let mut server = Server { engine, listeners: HashMap::new(), start };
+            let (listeners, held) = (HashMap::new(), HeldBack::default());
+            let mut server = Server { engine, listeners, late, held, start };
             let ended = catch_unwind(AssertUnwindSafe(|| server.run(&received, &wakeup)));
             is_alive.store(false, Ordering::Release);
             let error = match ended {
@@ -107,7 +134,8 @@ impl EngineHandle {
         let thread = std::thread::Builder::new().name("reef-engine".into()).spawn(run)?;
         let waker = waker.recv().map_err(std::io::Error::other)?;
         let next_key = AtomicU64::new(0);
-        Ok(EngineHandle { commands, waker, next_key, alive, start, thread: Some(thread) })
+        let thread = Some(thread);
+        Ok(EngineHandle { commands, late_ends, waker, next_key, alive, start, thread })
     }
 
     /// Hands a request over; returns its key. `listener` hears everything from [`Event::Accepted`] on, a
@@ -142,19 +170,44 @@ impl EngineHandle {
         Err(error)
     }
 
-    /// Ends a request at any state: a stop string was found, the client has gone.
+    /// Ends a request at any state: a stop string was found, the client has gone. Never waits; a key that
+    /// was not given out, or whose request has ended, is ignored.
     pub fn end(&self, key: u64, reason: FinishReason) {
+        if key >= self.next_key.load(Ordering::Relaxed) {
+            return;
+        }
         // An engine that has died has ended it.
-        let _ = self.commands.send(Command::End(key, reason));
+        if let Err(TrySendError::Full(_)) = self.commands.try_send(Command::End(key, reason))
+            && self.is_alive()
+        {
+            self.late_ends.leave(key, reason);
+        }
         (self.waker)();
     }
 
-    /// A look at the engine; `None` where it has died.
+    /// Ends one of several continuations of a request, which a stop string has ended. Never waits; where the
+    /// engine does not keep up it goes on in vain until its limit.
+    pub fn end_branch(&self, key: u64, branch: u32, reason: FinishReason) {
+        let _ = self.commands.try_send(Command::EndBranch(key, branch, reason));
+        (self.waker)();
+    }
+
+    /// Calls `glance` with the engine, on its thread, between two of its turns: it must be short, for nothing
+    /// is computed meanwhile. It is called once in any case: with `None`, maybe at once on this thread, where
+    /// the engine has died, is stopped before it comes to it, or does not keep up with what it is told. A
+    /// panic in it is contained.
+    pub fn look(&self, glance: Box<dyn FnOnce(Option<&Engine>) + Send>) {
+        // What is refused is dropped, and is called by that.
+        let _ = self.commands.try_send(Command::Look(Look(Some(glance))));
+        (self.waker)();
+    }
+
+    /// How the engine is doing; waits for its turn to end. `None` as in [`look`](Self::look).
     pub fn stats(&self) -> Option<EngineStats> {
         let (sender, stats) = channel();
-        self.commands.send(Command::Stats(sender)).ok()?;
-        (self.waker)();
-        stats.recv().ok()
+        // Whoever asked waits for it.
+        self.look(Box::new(move |engine| drop(sender.send(engine.map(Engine::stats)))));
+        stats.recv().ok()?
     }
 
     /// The engine's time: what [`Request::deadline_us`] is compared with.
@@ -182,6 +235,8 @@ impl Drop for EngineHandle {
 struct Server {
     engine: Engine,
     listeners: HashMap<u64, Ear>,
+    late: Arc<LateEnds>,
+    held: HeldBack,
     start: Instant,
 }
 
@@ -190,12 +245,16 @@ impl Server {
         self.engine.set_waker(wakeup.waker());
         let mut checked = Instant::now();
         loop {
+            self.held.collect(&self.late, COMMANDS);
             let mut obeyed = 0;
             for command in commands.try_iter().take(COMMANDS_A_TURN) {
                 obeyed += 1;
                 if !self.obey(command) {
                     return Ok(());
                 }
+            }
+            for (key, reason) in self.held.due(obeyed, obeyed < COMMANDS_A_TURN) {
+                self.engine.end(key, reason);
             }
             let progress = self.engine.turn(self.start.elapsed().as_micros() as u64)?;
             self.deliver();
@@ -223,10 +282,8 @@ impl Server {
                 }
             },
             Command::End(key, reason) => self.engine.end(key, reason),
-            Command::Stats(sender) => {
-                // Whoever asked may have gone.
-                let _ = sender.send(self.engine.stats());
-            }
+            Command::EndBranch(key, branch, reason) => self.engine.end_branch(key, branch, reason),
+            Command::Look(mut look) => look.at(Some(&self.engine)),
             Command::Stop => return false,
         }
         true

@@ -18,6 +18,7 @@ pub mod event;
 pub mod executor;
 pub mod generate;
 pub mod handle;
+mod late;
 mod lifecycle;
 pub mod logits;
 #[cfg(feature = "mutants")]

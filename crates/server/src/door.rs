@@ -18,6 +18,9 @@ pub trait Door: Send + Sync {
     /// Ends a request at any state.
     fn end(&self, key: u64, reason: FinishReason);
 
+    /// Ends one of several continuations of a request; the others go on.
+    fn end_branch(&self, key: u64, branch: u32, reason: FinishReason);
+
     /// Has `look` called with the engine, between two of its turns.
     fn look(&self, look: Look);
 
@@ -35,6 +38,10 @@ impl Door for EngineHandle {
 
     fn end(&self, key: u64, reason: FinishReason) {
         EngineHandle::end(self, key, reason);
+    }
+
+    fn end_branch(&self, key: u64, branch: u32, reason: FinishReason) {
+        EngineHandle::end_branch(self, key, branch, reason);
     }
 
     fn look(&self, look: Look) {

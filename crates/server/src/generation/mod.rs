@@ -228,9 +228,11 @@ impl Generation {
         self.queue.push_back(Update::Piece(Piece { choice: branch, text, token_id, logprobs }));
         if stop {
             self.queue.extend(choice.end(branch, FinishReason::Stop).map(Update::Ended));
-            if self.choices.iter().all(Choice::has_ended) {
-                // Its `Finished` is still waited for: it tells what was used.
-                self.live.door.end(self.live.key, FinishReason::Stop);
+            // Its `Finished` is still waited for: it tells what was used.
+            let Live { door, key, .. } = &self.live;
+            match self.choices.iter().all(Choice::has_ended) {
+                true => door.end(*key, FinishReason::Stop),
+                false => door.end_branch(*key, branch, FinishReason::Stop),
             }
         }
     }

@@ -80,6 +80,17 @@ fn a_stop_string_ends_the_text_before_it_and_the_engine_hears_of_it() {
 }
 
 #[test]
+fn of_several_continuations_each_stops_for_itself() {
+    let texts = ["one. two", "three"].map(String::from).to_vec();
+    let server = Server::new(Script { texts, ends: true, ..Script::default() });
+    let body = json!({"prompt": "p", "n": 2, "stop": ".", "max_tokens": 99});
+    let choices = server.post(PATH, &body).json()["choices"].clone();
+    assert_eq!((&choices[0]["text"], &choices[1]["text"]), (&json!("one"), &json!("three")));
+    assert_eq!(*server.door.ended_branches.lock().unwrap(), [(0, 0)]);
+    assert!(server.door.ended.lock().unwrap().is_empty());
+}
+
+#[test]
 fn characters_are_never_cut() {
     let server = Server::new(Script::says("é🦀"));
     let events = server.post(PATH, &json!({"prompt": "p", "stream": true})).events();

@@ -3,6 +3,7 @@
 
 mod aborts;
 mod branches;
+mod door;
 mod exhaustion;
 mod offload;
 mod preemption;

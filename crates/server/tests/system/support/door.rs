@@ -39,14 +39,16 @@ pub struct ScriptedDoor {
     pub asked: Mutex<Vec<Request>>,
     /// Who was ended.
     pub ended: Mutex<Vec<(u64, FinishReason)>>,
+    /// Which continuations were ended.
+    pub ended_branches: Mutex<Vec<(u64, u32)>>,
     /// Listeners of those who hang.
     hanging: Mutex<Vec<Listener>>,
 }
 
 impl ScriptedDoor {
     pub fn new(script: Script) -> ScriptedDoor {
-        let (asked, ended, hanging) = Default::default();
-        ScriptedDoor { script, asked, ended, hanging }
+        let (asked, ended, ended_branches, hanging) = Default::default();
+        ScriptedDoor { script, asked, ended, ended_branches, hanging }
     }
 
     fn logprobs(&self, request: &Request, id: u32) -> Option<TokenLogprobs> {
@@ -118,7 +120,10 @@ impl Door for ScriptedDoor {
             return Ok(key);
         }
         listener(Event::Accepted);
-        let continuations = self.tell(&request, &mut |event| drop(listener(event)));
+        let continuations = self.tell(&request, &mut |event| {
+            // Who does not listen is ended through `end`.
+            let _ = listener(event);
+        });
         if self.script.hangs {
             self.hanging.lock().unwrap().push(listener);
             return Ok(key);
@@ -130,6 +135,10 @@ impl Door for ScriptedDoor {
 
     fn end(&self, key: u64, reason: FinishReason) {
         self.ended.lock().unwrap().push((key, reason));
+    }
+
+    fn end_branch(&self, key: u64, branch: u32, _: FinishReason) {
+        self.ended_branches.lock().unwrap().push((key, branch));
     }
 
     fn look(&self, look: Look) {
