@@ -16,7 +16,7 @@ import subprocess
 import sys
 import types
 
-ABSENT = ("torch", "vllm.config", "vllm.inputs", "vllm.lora", "vllm.multimodal")
+ABSENT = ("torch", "vllm.config", "vllm.distributed", "vllm.inputs", "vllm.lora", "vllm.multimodal")
 
 
 class AnyClass(type):
@@ -100,7 +100,7 @@ def drive():
             checks.equal(f"{name}: output tokens", result["total_output_tokens"], 16 * 16)
             checks.equal(f"{name}: no error", [error for error in result["errors"] if error], [])
             checks.that(f"{name}: time to first token", all(ttft > 0 for ttft in result["ttfts"]), result["ttfts"])
-            checks.that(f"{name}: times between tokens", all(len(itl) <= 15 for itl in result["itls"]),
+            checks.that(f"{name}: times between tokens", all(len(itl) <= 16 for itl in result["itls"]),
                         result["itls"])
             rates.append(f"{name} {result['output_throughput']:.0f} tok/s")
     checks.close(f"16 prompts each, 8 at once: {', '.join(rates)}")
