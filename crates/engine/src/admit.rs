@@ -52,7 +52,7 @@ impl Engine {
 
     /// The first in the queue: by priority, those that were let in before first, then the tenant that
     /// had least, then by arrival.
-    fn next_waiting(&self, except: &BTreeSet<RunId>) -> Option<RunId> {
+    pub(crate) fn next_waiting(&self, except: &BTreeSet<RunId>) -> Option<RunId> {
         let waiting = self.waiting.iter().copied().filter(|id| !except.contains(id));
         waiting.min_by(|a, b| self.queue_order(*a, *b))
     }
@@ -101,14 +101,25 @@ impl Engine {
         let live = &self.requests[&self.runs[&unit[0]].request];
         let slots = unit.len() + live.missing_branches();
         let resumes = self.runs[&unit[0]].preemptions > 0;
-        let mut needs: Vec<Need> = unit.iter().flat_map(|id| self.needs(*id, resumes)).collect();
+        let needs = unit.iter().flat_map(|id| self.needs(*id, resumes)).collect();
+        self.displaced_for(needs, slots, live.request.priority, resumes)
+    }
+
+    /// The same for `needs` of somebody of `priority` that takes `slots`; those inside count with what they
+    /// need soon, or to their ends where it `resumes`.
+    pub(crate) fn displaced_for(
+        &self,
+        mut needs: Vec<Need>,
+        slots: usize,
+        priority: i32,
+        resumes: bool,
+    ) -> Option<Vec<RunId>> {
         let mut inside: Vec<RunId> =
             self.runs.values().filter(|r| !r.is_out()).map(|r| r.id).collect();
         // Who leaves first stands last.
         inside.sort_by_key(|&id| (Reverse(self.priority(id)), self.runs[&id].admitted));
         let own = needs.len();
         needs.extend(inside.iter().flat_map(|id| self.needs(*id, resumes)));
-        let priority = live.request.priority;
         let most_running = self.most_running().max(slots);
         let mut displaced = Vec::new();
         loop {
@@ -176,21 +187,31 @@ impl Engine {
     /// Whether the tenant's quota and the batch class's share bear `unit`; alone it always may.
     fn within_limits(&self, unit: &[RunId]) -> bool {
         let (tenant, priority) = self.tenant_and_priority(unit[0]);
-        let bytes = |id: RunId| -> usize {
-            let needs = self.needs(id, self.runs[&id].preemptions > 0);
-            needs.into_iter().map(|need| self.pool.page_bytes(need)).sum()
+        let asked: usize = unit.iter().map(|id| self.needed_bytes(*id)).sum();
+        let batch = || {
+            let held = self.needed_bytes_of(&|of| of.1 < 0);
+            held == 0 || held + asked <= self.batch_bytes()
         };
-        let held = |belongs: &dyn Fn((usize, i32)) -> bool| {
-            let inside = self.runs.values().filter(|run| !run.is_out());
-            let of_kind = inside.filter(|run| belongs(self.tenant_and_priority(run.id)));
-            of_kind.map(|run| bytes(run.id)).sum::<usize>()
-        };
-        let asked: usize = unit.iter().map(|id| bytes(*id)).sum();
-        let within = |limit: usize, held: usize| held == 0 || held + asked <= limit;
-        let quota = self.config.tenants[tenant].quota_bytes;
-        let in_quota = quota.is_none_or(|quota| within(quota, held(&|of| of.0 == tenant)));
-        let batch = self.batch_bytes();
-        in_quota && (priority >= 0 || within(batch, held(&|of| of.1 < 0)))
+        self.over_quota(tenant, asked).is_none() && (priority >= 0 || batch())
+    }
+
+    /// (bytes that its runs inside need, quota) of a tenant whose quota does not bear `asked` bytes more.
+    pub(crate) fn over_quota(&self, tenant: usize, asked: usize) -> Option<(usize, usize)> {
+        let quota = self.config.tenants[tenant].quota_bytes?;
+        let held = self.needed_bytes_of(&|of| of.0 == tenant);
+        (held > 0 && held + asked > quota).then_some((held, quota))
+    }
+
+    fn needed_bytes_of(&self, belongs: &dyn Fn((usize, i32)) -> bool) -> usize {
+        let inside = self.runs.values().filter(|run| !run.is_out());
+        let of_kind = inside.filter(|run| belongs(self.tenant_and_priority(run.id)));
+        of_kind.map(|run| self.needed_bytes(run.id)).sum()
+    }
+
+    /// Bytes of pages that a run is to be kept room for.
+    pub(crate) fn needed_bytes(&self, id: RunId) -> usize {
+        let needs = self.needs(id, self.runs[&id].preemptions > 0);
+        needs.into_iter().map(|need| self.pool.page_bytes(need)).sum()
     }
 
     pub(crate) fn batch_bytes(&self) -> usize {

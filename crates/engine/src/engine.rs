@@ -17,6 +17,7 @@ use crate::executor::calibrate::calibrate;
 use crate::executor::inline::{ASSUMED_COSTS, InlineExecutor, ModelWorker};
 use crate::executor::model::ThreadedExecutor;
 use crate::executor::{Executor, ExecutorDead, ExecutorFacts, Logits, SlotKey, SlotWork, StepWork};
+use crate::recent::Recent;
 use crate::run::{Live, Run, RunId};
 use crate::schedule::Planned;
 use crate::session::EngineError;
@@ -47,6 +48,7 @@ pub struct Engine {
     pub(crate) cost: CostModel,
     pub(crate) flight: Option<Flight>,
     pub(crate) events: Vec<Told>,
+    pub(crate) recent: Recent,
     pub(crate) counters: Counters,
     pub(crate) now_us: u64,
     /// Number of the next step.
@@ -164,6 +166,7 @@ impl Engine {
             cost,
             flight: None,
             events: Vec::new(),
+            recent: Recent::default(),
             counters: Counters::default(),
             now_us: 0,
             step: 0,
@@ -273,6 +276,7 @@ impl Engine {
     }
 
     pub(crate) fn tell(&mut self, request: u64, event: Event) {
+        self.recent.note(self.now_us, request, &event);
         self.events.push(Told { request, event });
     }
 

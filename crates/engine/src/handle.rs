@@ -61,8 +61,8 @@ fn stopped() -> EngineError {
     ExecutorDead { reason: "the engine has stopped".into() }.into()
 }
 
-/// What is called with the engine between two of its turns.
-type Glance = Box<dyn FnOnce(Option<&Engine>) + Send>;
+/// What is called with the engine between two of its turns; `None`: it has died, or was too busy.
+pub type Glance = Box<dyn FnOnce(Option<&Engine>) + Send>;
 
 /// A glance that is called once whatever happens: with `None` where it is dropped before.
 struct Look(Option<Glance>);
@@ -196,7 +196,7 @@ impl EngineHandle {
     /// is computed meanwhile. It is called once in any case: with `None`, maybe at once on this thread, where
     /// the engine has died, is stopped before it comes to it, or does not keep up with what it is told. A
     /// panic in it is contained.
-    pub fn look(&self, glance: Box<dyn FnOnce(Option<&Engine>) + Send>) {
+    pub fn look(&self, glance: Glance) {
         // What is refused is dropped, and is called by that.
         let _ = self.commands.try_send(Command::Look(Look(Some(glance))));
         (self.waker)();

@@ -24,8 +24,10 @@ pub mod logits;
 #[cfg(feature = "mutants")]
 pub mod mutant;
 mod observe;
+pub mod pool_view;
 mod preempt;
 pub mod profile;
+pub mod recent;
 pub mod request;
 mod room;
 mod run;
@@ -48,6 +50,7 @@ pub use engine::{Engine, Progress};
 pub use event::{Event, FinishReason, Outcome, Told, Usage};
 pub use generate::Generation;
 pub use handle::EngineHandle;
+pub use pool_view::{PoolView, Probe};
 pub use request::{Branches, Request};
 pub use sampler::Sampling;
 pub use session::{EngineError, Rules};

@@ -67,6 +67,7 @@ impl Engine {
         if relief_needed_bytes(pool, &demands) > 0 {
             let bytes = cache.evict(&mut || relief_needed_bytes(pool, &demands) == 0);
             self.counters.evicted_prefix_bytes += bytes as u64;
+            self.recent.note_evicted(self.now_us, self.step, bytes);
         }
     }
 

@@ -67,10 +67,10 @@ impl Engine {
         });
         // Somebody who waits for a first token does not wait for the rows of those below as well.
         let least = prefilling.first().map_or(i32::MIN, |id| self.priority(*id));
-        let decoding = decoding.iter().filter(|id| self.priority(**id) >= least);
-        let mut plan: Vec<Planned> = decoding.map(|&id| self.decode(id)).collect();
+        let taken = decoding.iter().filter(|id| self.priority(**id) >= least);
+        let mut plan: Vec<Planned> = taken.map(|&id| self.decode(id)).collect();
         self.draft(&mut plan);
-        let mut left = self.prefill_budget(&plan, &prefilling);
+        let mut left = self.prefill_budget(&plan, &prefilling, !decoding.is_empty());
         let decodes = plan.len();
         for id in prefilling {
             let run = &self.runs[&id];
@@ -96,15 +96,21 @@ impl Engine {
     }
 
     /// What the next step has left for prefill: those who decode in it are not to wait much longer for
-    /// their tokens than without.
-    fn prefill_budget(&self, plan: &[Planned], prefilling: &[RunId]) -> Budget {
+    /// their tokens than without, and where some are left out (`others_decode`) it ends in time for them.
+    fn prefill_budget(
+        &self,
+        plan: &[Planned],
+        prefilling: &[RunId],
+        others_decode: bool,
+    ) -> Budget {
         let scheduling = &self.config.scheduling;
         let tokens = scheduling.chunk_tokens;
         if prefilling.is_empty() {
             return Budget { tokens, us: 0.0 };
         }
         if plan.is_empty() {
-            return Budget { tokens, us: f64::INFINITY };
+            let us = if others_decode { scheduling.step_limit_us as f64 } else { f64::INFINITY };
+            return Budget { tokens, us };
         }
         let alone_us = self.cost.step_us(self.rows_of(plan));
         let limit_us = (scheduling.step_limit_us as f64).min(alone_us * scheduling.gap_factor);

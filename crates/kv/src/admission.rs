@@ -191,13 +191,18 @@ impl BlockPool {
 
     /// Bytes of the pages of one sequence, partly filled blocks whole, spans and tables apart.
     pub fn page_bytes(&self, need: Need) -> usize {
+        self.shared.page_bytes_sum(&self.pages_for(need))
+    }
+
+    /// Pages per size class of one sequence.
+    pub(crate) fn pages_for(&self, need: Need) -> Vec<usize> {
         let (config, geometry) = (self.config(), &self.shared.geometry);
         let Need { tokens, floor, step_tokens } = need;
         let of_group = |group: &GroupConfig| group_need(group, tokens, step_tokens);
         let of_groups: Vec<GroupNeed> = config.groups.iter().map(of_group).collect();
         let mut pages = vec![0; geometry.class_bytes.len()];
         add_pages(config, geometry, &of_groups, floor, &mut pages);
-        self.shared.page_bytes_sum(&pages)
+        pages
     }
 
     /// Whether sequences fit side by side, each with its sealed blocks in its floor; what they share is

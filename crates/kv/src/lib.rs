@@ -78,6 +78,7 @@ pub mod ledger;
 #[cfg(feature = "mutants")]
 pub mod mutant;
 pub mod page;
+pub mod page_map;
 pub mod policy;
 pub mod pool;
 pub mod prefix;
@@ -97,6 +98,7 @@ pub use harm::HarmTable;
 pub use invariant::check_invariants;
 pub use ladder::{Fidelity, Ladder, LadderError, Rung};
 pub use ledger::{LedgerEntry, Reason};
+pub use page_map::{Holder, PageMap, PageState};
 pub use pool::{BlockPool, Shortage, StepFence};
 pub use relief::{
     Demand, EncodeJob, ReliefPlan, apply_relief, plan_format_at_seal, plan_quota, plan_relief,

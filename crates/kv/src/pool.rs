@@ -149,6 +149,11 @@ impl State {
     pub(crate) fn note_peak(&mut self) {
         self.peak_bytes = self.peak_bytes.max(self.used.total());
     }
+
+    /// Where pages wait for a fence.
+    pub(crate) fn fenced_places(&self) -> impl Iterator<Item = Place> + '_ {
+        self.fenced.iter().map(|(_, place)| *place)
+    }
 }
 
 /// A step in flight; its fence passes on drop or by [`StepFence::pass`].

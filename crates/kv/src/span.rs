@@ -2,6 +2,8 @@
 //!
 //! Everything is sized when the pool is made: no call allocates afterwards.
 
+mod look;
+
 use std::cmp::Reverse;
 
 /// Most of a span that a page size may waste before a larger span is tried, in millionths.

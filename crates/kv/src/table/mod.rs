@@ -191,6 +191,12 @@ impl Sequence {
         self.dropped_pages
     }
 
+    /// Token-layers missing from what is held because they were dropped / layers of all groups.
+    pub fn dropped_tokens(&self) -> f64 {
+        let layers = self.pool.config().layers();
+        (self.lacking_pages * self.block_size()) as f64 / layers as f64
+    }
+
     /// Tokens it may still grow by: `wanted`, capped by `max_tokens`.
     pub fn remaining(&self, wanted: usize) -> usize {
         let limit = self.config.max_tokens.unwrap_or(usize::MAX);
@@ -495,8 +501,7 @@ impl Sequence {
         }
         KvUsage {
             tokens_by_format: ByFormat::from_fn(|f| token_layers[f] as f64 / layers as f64),
-            dropped_tokens: (self.lacking_pages * self.block_size()) as f64
-                / config.layers() as f64,
+            dropped_tokens: self.dropped_tokens(),
             held_bytes: self.held_bytes,
             peak_bytes: self.peak_bytes,
             bytes_at_f16: self.next_position * config.bytes_per_token(PageFormat::F16),

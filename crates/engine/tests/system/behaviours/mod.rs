@@ -9,6 +9,7 @@ mod offload;
 mod preemption;
 mod prefix;
 mod priorities;
+mod view;
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -162,6 +163,9 @@ impl Server {
         let progress = self.engine.turn(self.now_us).unwrap();
         self.turns += 1;
         assert_eq!(self.engine.check(), [], "turn {}", self.turns);
+        if self.turns.is_multiple_of(8) {
+            view::assert_adds_up(&self.engine);
+        }
         self.hear();
         progress
     }
