@@ -2,6 +2,7 @@
 
 mod bench;
 mod chart;
+mod completions;
 mod eval;
 mod inspect;
 mod kv_args;
@@ -17,13 +18,13 @@ mod run;
 mod serve;
 mod serving_args;
 mod signals;
-mod sizes;
 mod tokenize;
 mod workload;
 
 use std::process::ExitCode;
 
 use clap::{CommandFactory as _, Parser, Subcommand};
+use reef_server::sizes;
 
 /// An LLM serving engine in which KV-cache memory is the budget.
 #[derive(Parser)]
@@ -51,6 +52,8 @@ enum Command {
     Eval(eval::Args),
     /// Plan memory and concurrency before starting an engine
     Plan(plan::Args),
+    /// Print a script that completes reef's words in your shell
+    Completions(completions::Args),
 }
 
 /// The options that every subcommand has; flatten it into its `Args`.
@@ -104,6 +107,7 @@ fn run(command: Command) -> anyhow::Result<()> {
         Command::Bench(args) => bench::run(args),
         Command::Eval(args) => eval::run(args),
         Command::Plan(args) => plan::run(args),
+        Command::Completions(args) => completions::run(args, Cli::command()),
     }
 }
 

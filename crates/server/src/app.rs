@@ -6,8 +6,10 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use reef_model::chat_template::ChatTemplate;
 use reef_model::tokenizer::Tokenizer;
 
+use crate::access::Access;
 use crate::door::Door;
 use crate::error::ApiError;
+use crate::lifecycle::{Lifecycle, Limits, State};
 use crate::settings::Settings;
 
 /// A loaded model and the engine that runs it.
@@ -34,19 +36,31 @@ pub struct Model {
 pub struct App {
     /// What the server was started with.
     pub settings: Settings,
+    /// Who may do what.
+    pub access: Arc<Access>,
+    /// Limits, readiness, and what came and went.
+    pub lifecycle: Arc<Lifecycle>,
     model: OnceLock<Model>,
 }
 
 impl App {
-    /// A server whose model is still to come.
+    /// A server whose model is still to come, open to all on this machine.
     pub fn new(settings: Settings) -> App {
-        App { settings, model: OnceLock::new() }
+        App::guarded(settings, Access::default(), Limits::default())
+    }
+
+    /// The same with keys, tenants and limits.
+    pub fn guarded(settings: Settings, access: Access, limits: Limits) -> App {
+        let limits = Limits { body_bytes: settings.body_bytes_max, ..limits };
+        let (access, lifecycle) = (Arc::new(access), Arc::new(Lifecycle::new(limits)));
+        App { settings, access, lifecycle, model: OnceLock::new() }
     }
 
     /// The model is there: requests are taken from now on. A second one is ignored.
     pub fn set_model(&self, model: Model) {
         // Only the start sets it.
         let _ = self.model.set(model);
+        self.lifecycle.readiness.set(State::Ready);
     }
 
     /// The model.

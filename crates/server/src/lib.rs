@@ -16,6 +16,7 @@ pub mod lifecycle;
 pub mod metrics;
 pub mod page;
 pub mod settings;
+pub mod sizes;
 pub mod sse;
 pub mod tools;
 pub mod types;

@@ -1,5 +1,6 @@
 //! `reef serve`: the engine over HTTP.
 
+mod access_args;
 mod config;
 mod engine_args;
 
@@ -9,22 +10,27 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use reef_engine::{Engine, EngineConfig, EngineHandle};
+use reef_engine::{Engine, EngineConfig, EngineHandle, Tenant};
 use reef_model::chat_template::{ChatTemplate, ChatTemplateError};
 use reef_model::gguf::Gguf;
 use reef_model::tokenizer::Tokenizer;
 use reef_server::app::unix_time;
+use reef_server::lifecycle::{self, Drained, State, Stop};
 use reef_server::{App, Model, Settings, http};
+use serde_json::json;
 
 use crate::kv_args::KvArgs;
 use crate::load::{ModelArgs, open};
-use crate::output::{WrongArguments, note};
+use crate::output::{WrongArguments, note, print_json};
 use crate::serving_args::ServingArgs;
 use crate::{Common, sizes};
 
+use access_args::AccessArgs;
 pub use config::with_config;
 use engine_args::EngineArgs;
 
+/// How often the engine is asked whether it lives.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// How long the costs of steps are measured at start.
 const CALIBRATION: Duration = Duration::from_millis(400);
 
@@ -54,6 +60,8 @@ pub struct Args {
     #[arg(long, value_name = "SIZE", default_value = "16MiB", value_parser = sizes::parse)]
     max_body_size: u64,
     #[command(flatten)]
+    access: AccessArgs,
+    #[command(flatten)]
     kv: KvArgs,
     #[command(flatten)]
     serving: ServingArgs,
@@ -64,7 +72,9 @@ pub struct Args {
 /// Runs `reef serve`.
 pub fn run(args: Args) -> anyhow::Result<()> {
     args.kv.check()?;
-    let app = Arc::new(App::new(settings(&args)?));
+    let access = args.access.access(args.host)?;
+    let limits = args.access.limits();
+    let app = Arc::new(App::guarded(settings(&args)?, access, limits));
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -74,21 +84,37 @@ pub fn run(args: Args) -> anyhow::Result<()> {
 
 async fn serve(args: Args, app: Arc<App>) -> anyhow::Result<()> {
     let address = SocketAddr::new(args.host, args.port);
-    let listener = tokio::net::TcpListener::bind(address)
-        .await
+    let listener = lifecycle::bind(address)
         .with_context(|| format!("cannot listen on {address} (--host, --port)"))?;
     let url = format!("http://{}", listener.local_addr()?);
     let router = http::router(app.clone());
-    let loading = tokio::task::spawn_blocking(move || load(&args));
+    let tenants = app.access.engine_tenants();
+    let json = args.common.json;
+    let loading = tokio::task::spawn_blocking(move || load(&args, tenants));
+    let served = lifecycle::serve(listener, router, app.lifecycle.clone(), Stop::on_signals()?);
     let ready = async {
         let model = loading.await.context("the model's loader failed")??;
+        let door = model.door.clone();
         app.set_model(model);
         note(&format!("ready: {} at {url}", app.model_name()));
+        if json {
+            let pid = std::process::id();
+            print_json(&json!({"url": url, "models": app.settings.model_names, "pid": pid}))?;
+        }
+        while door.is_alive() {
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+        app.lifecycle.readiness.set(State::Dead);
         std::future::pending::<anyhow::Result<()>>().await
     };
-    tokio::select! {
-        failed = ready => failed,
-        ended = http::serve(listener, router) => Ok(ended?),
+    let Drained { in_flight, cut_off, engine_died } = tokio::select! {
+        failed = ready => return failed,
+        drained = served => drained,
+    };
+    note(&format!("stopped: {} of {in_flight} requests in flight finished", in_flight - cut_off));
+    match engine_died {
+        true => bail!("the engine has died; the log says why"),
+        false => Ok(()),
     }
 }
 
@@ -113,7 +139,7 @@ fn default_name(model: &str) -> String {
     stem.map_or(model.into(), |stem| stem.to_string_lossy().into_owned())
 }
 
-fn load(args: &Args) -> anyhow::Result<Model> {
+fn load(args: &Args, tenants: Vec<Tenant>) -> anyhow::Result<Model> {
     let gguf = open(&args.model.path()?)?;
     let tokenizer = Arc::new(Tokenizer::from_gguf(&gguf)?);
     let template = template(args, &gguf, &tokenizer)?;
@@ -122,7 +148,7 @@ fn load(args: &Args) -> anyhow::Result<Model> {
     let context = runner.spec().trained_context;
     let plain = args.kv.engine_config(&gguf, &mut runner, &args.model, None)?;
     let scheduling = args.engine.scheduling()?;
-    let config = EngineConfig { scheduling, calibration: CALIBRATION, ..plain };
+    let config = EngineConfig { scheduling, tenants, calibration: CALIBRATION, ..plain };
     let (budget_bytes, block_size) = (config.budget_bytes, config.block_size);
     let mut engine = Engine::new(runner, config)?;
     args.serving.equip(&mut engine, &tokenizer, &args.model, threads)?;

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use axum::response::Response;
+use reef_engine::Usage;
 use reef_engine::event::TokenLogprobs;
-use reef_engine::{Request, Usage};
 use reef_model::tokenizer::{Decode, Encode, Tokenizer};
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use super::json::Sampled;
 use super::prompt::token_ids;
 use super::respond::{finish_reason, new_id, stop_reason, whole};
+use crate::access::Asker;
 use crate::app::{App, Model, unix_time};
 use crate::error::ApiError;
 use crate::generation::{
@@ -33,6 +34,7 @@ const MAX_TOKENS: usize = 16;
 /// What is wrong with the request, or why it is not taken now.
 pub async fn completions(
     State(app): State<Arc<App>>,
+    asker: Asker,
     Sampled(mut body, sampling): Sampled<CompletionRequest>,
 ) -> Result<Response, ApiError> {
     let model = app.model_named(body.model.as_deref())?;
@@ -40,7 +42,7 @@ pub async fn completions(
     let prompts = std::mem::replace(&mut body.prompt, Prompt::Ids(Vec::new()));
     let mut jobs = Vec::new();
     for prompt in each_prompt(prompts, app.settings.prompts_max)? {
-        jobs.push(job(&app, model, (&body, &sampling), prompt).await?);
+        jobs.push(job(&app, model, &asker, (&body, &sampling), prompt).await?);
         // Many prompts: others' answers go on in between.
         tokio::task::yield_now().await;
     }
@@ -99,17 +101,14 @@ fn is_echo_only(body: &CompletionRequest) -> bool {
 async fn job(
     app: &App,
     model: &Model,
+    asker: &Asker,
     (body, fields): (&CompletionRequest, &SamplingFields),
     prompt: OnePrompt,
 ) -> Result<Job, ApiError> {
-    let kv = body.kv.clone().unwrap_or_default();
     let options =
         Encode { add_special: body.add_special_tokens.unwrap_or(true), parse_special: true };
     let ids = token_ids(&model.tokenizer, prompt, options).await?;
-    let mut request = Request::new(ids, kv.fidelity(app.settings.fidelity)?);
-    // vLLM's lower goes first.
-    request.priority = body.priority.unwrap_or(0).saturating_neg();
-    kv.apply(&mut request, model.door.now_us())?;
+    let mut request = asker.request(app, model, ids, body.kv.clone(), body.priority)?;
     request.max_tokens = Some(body.max_tokens.unwrap_or(MAX_TOKENS).max(1));
     request.sampling = fields.sampling()?;
     request.branches = fields.branches(&app.settings)?;

@@ -4,13 +4,14 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use axum::response::Response;
-use reef_engine::{Request, Usage};
+use reef_engine::Usage;
 use reef_model::tokenizer::Tokenizer;
 use serde_json::{Value, json};
 
 use super::json::Json;
 use super::prompt::known;
 use super::respond::{finish_reason, new_id, stop_reason, whole};
+use crate::access::Asker;
 use crate::app::{App, Model};
 use crate::error::ApiError;
 use crate::generation::{Collected, Completed, Generation, Job, Merged, TextOptions, Update};
@@ -29,10 +30,11 @@ const MAX_TOKENS: usize = 16;
 /// What is wrong with the request, or why it is not taken now.
 pub async fn generate(
     State(app): State<Arc<App>>,
+    asker: Asker,
     Json(mut body): Json<GenerateRequest>,
 ) -> Result<Response, ApiError> {
     let model = app.model_named(body.model.as_deref())?;
-    let job = job(&app, model, &mut body)?;
+    let job = job(&app, model, &asker, &mut body)?;
     let stream = body.stream.unwrap_or(false);
     if stream && job.request.branches.is_ranked() {
         let text = "best_of and beam search choose at the end: they cannot be streamed";
@@ -53,16 +55,18 @@ pub async fn generate(
     Ok(answer.whole(generation.collect().await?))
 }
 
-fn job(app: &App, model: &Model, body: &mut GenerateRequest) -> Result<Job, ApiError> {
+fn job(
+    app: &App,
+    model: &Model,
+    asker: &Asker,
+    body: &mut GenerateRequest,
+) -> Result<Job, ApiError> {
     let sampling = body.sampling_params.take().unwrap_or_default();
     let (fields, most) = (&sampling.fields, app.settings.logprobs_max);
     at_most(sampling.logprobs.unwrap_or(0), most, "logprobs", "alternatives")?;
     at_most(sampling.prompt_logprobs.unwrap_or(0), most, "prompt_logprobs", "alternatives")?;
     let ids = known(&model.tokenizer, "token_ids", std::mem::take(&mut body.token_ids))?;
-    let kv = body.kv.take().unwrap_or_default();
-    let mut request = Request::new(ids, kv.fidelity(app.settings.fidelity)?);
-    request.priority = body.priority.unwrap_or(0).saturating_neg();
-    kv.apply(&mut request, model.door.now_us())?;
+    let mut request = asker.request(app, model, ids, body.kv.take(), body.priority)?;
     request.max_tokens = Some(sampling.max_tokens.unwrap_or(MAX_TOKENS));
     request.sampling = fields.sampling()?;
     request.branches = fields.branches(&app.settings)?;

@@ -10,8 +10,9 @@ use crate::app::App;
 
 /// `GET /health`: 200 with nothing, or 503 while loading, draining or dead.
 pub async fn health(State(app): State<Arc<App>>) -> StatusCode {
+    let is_ready = app.lifecycle.readiness.is_ready();
     match app.model() {
-        Ok(model) if model.door.is_alive() => StatusCode::OK,
+        Ok(model) if is_ready && model.door.is_alive() => StatusCode::OK,
         _ => StatusCode::SERVICE_UNAVAILABLE,
     }
 }

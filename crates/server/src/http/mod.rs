@@ -15,19 +15,26 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::DefaultBodyLimit;
+use axum::http::StatusCode;
 use axum::routing::{get, post};
 
 pub use json::{Json, Sampled, parse};
+pub use respond::new_id;
 
+use crate::access::{Routes, protect};
 use crate::app::App;
 use crate::error::ApiError;
 
 /// All routes.
 pub fn router(app: Arc<App>) -> Router {
     let body = DefaultBodyLimit::max(app.settings.body_bytes_max);
-    Router::new()
+    let access = app.access.clone();
+    let open = Router::new()
         .route("/health", get(health::health))
         .route("/version", get(health::version))
+        .fallback(nothing_here)
+        .method_not_allowed_fallback(other_method);
+    let keyed = Router::new()
         .route("/v1/models", get(models::list))
         // An id may have slashes.
         .route("/v1/models/{*id}", get(models::one))
@@ -38,19 +45,21 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/tokenize", post(tokenize::tokenize))
         .route("/detokenize", post(tokenize::detokenize))
         .route("/tokenizer_info", get(tokenize::info))
-        .fallback(nothing_here)
-        .layer(body)
-        .with_state(app)
+        .method_not_allowed_fallback(other_method)
+        .layer(body);
+    let routes = Routes {
+        open: open.with_state(app.clone()),
+        keyed: keyed.with_state(app),
+        admin: Router::new(),
+    };
+    protect(&access, routes)
 }
 
 async fn nothing_here(uri: axum::http::Uri) -> ApiError {
     ApiError::not_found(format!("there is nothing at {}", uri.path()), None)
 }
 
-/// Serves `router` until the process ends.
-///
-/// # Errors
-/// The socket's.
-pub async fn serve(listener: tokio::net::TcpListener, router: Router) -> std::io::Result<()> {
-    axum::serve(listener, router).await
+async fn other_method(method: axum::http::Method, uri: axum::http::Uri) -> ApiError {
+    let message = format!("{} does not take {method}", uri.path());
+    ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "invalid_request_error", message)
 }

@@ -1,4 +1,4 @@
-//! Sizes in bytes as people write them: `24MiB`.
+//! Sizes in bytes as people write them, on the command line and in files: `24MiB`.
 
 const UNITS: [(&str, u64); 3] = [("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
 
