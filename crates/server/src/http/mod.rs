@@ -6,6 +6,7 @@ mod generate;
 mod health;
 mod json;
 mod models;
+mod openapi;
 mod prompt;
 mod render;
 mod respond;
@@ -32,6 +33,7 @@ pub fn router(app: Arc<App>) -> Router {
     let open = Router::new()
         .route("/health", get(health::health))
         .route("/version", get(health::version))
+        .route("/openapi.json", get(openapi::openapi))
         .fallback(nothing_here)
         .method_not_allowed_fallback(other_method);
     let keyed = Router::new()

@@ -4,5 +4,6 @@
 mod clients;
 mod completions;
 mod generate;
+mod openapi;
 mod support;
 mod tokens;
