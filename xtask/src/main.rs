@@ -5,6 +5,7 @@ mod clients;
 mod golden;
 mod licenses;
 mod peers;
+mod routers;
 mod sim;
 mod test;
 mod tidy;
@@ -22,7 +23,8 @@ const USAGE: &str = "usage: cargo xtask WORD
   bench [ARGUMENTS]  reef bench beside llama.cpp; appends to bench/results/
   sim ARGUMENTS      one simulated world (--seed N), or many (--seeds A..B)
   peers              installs the peers that benches measure against
-  clients [--only NAME,...]  real OpenAI and vLLM clients, installed under target/, against a live server";
+  clients [--only NAME,...]  real OpenAI and vLLM clients, installed under target/, against a live server
+  routers [--only NAMES]  two servers behind each router: smg, vllm, sglang, dynamo; events: vLLM's KV events";
 
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
@@ -46,6 +48,7 @@ fn run(words: &[String]) -> anyhow::Result<()> {
         ("sim", arguments) => sim::run(arguments),
         ("peers", []) => peers::run(),
         ("clients", arguments) => clients::run(arguments),
+        ("routers", arguments) => routers::run(arguments),
         _ => bail!("`{}` is no word of xtask\n{USAGE}", words.join(" ")),
     }
 }

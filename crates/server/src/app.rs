@@ -9,7 +9,9 @@ use reef_model::tokenizer::Tokenizer;
 use crate::access::Access;
 use crate::door::Door;
 use crate::error::ApiError;
+use crate::grammar::Grammars;
 use crate::lifecycle::{Lifecycle, Limits, State};
+use crate::metrics::{Metrics, ModelMetrics};
 use crate::settings::Settings;
 
 /// A loaded model and the engine that runs it.
@@ -26,10 +28,14 @@ pub struct Model {
     pub block_size: usize,
     /// Text to tokens and back.
     pub tokenizer: Arc<Tokenizer>,
+    /// Schemas and other grammars over its vocabulary.
+    pub grammars: Arc<Grammars>,
     /// How conversations become prompts; `None`: the file has none.
     pub template: Option<Arc<ChatTemplate>>,
     /// The engine.
     pub door: Arc<dyn Door>,
+    /// What it has done, and its requests.
+    pub metrics: ModelMetrics,
 }
 
 /// What all handlers share.
@@ -40,6 +46,8 @@ pub struct App {
     pub access: Arc<Access>,
     /// Limits, readiness, and what came and went.
     pub lifecycle: Arc<Lifecycle>,
+    /// What the server has answered.
+    pub metrics: Metrics,
     model: OnceLock<Model>,
 }
 
@@ -53,7 +61,8 @@ impl App {
     pub fn guarded(settings: Settings, access: Access, limits: Limits) -> App {
         let limits = Limits { body_bytes: settings.body_bytes_max, ..limits };
         let (access, lifecycle) = (Arc::new(access), Arc::new(Lifecycle::new(limits)));
-        App { settings, access, lifecycle, model: OnceLock::new() }
+        let metrics = Metrics::new(lifecycle.clone());
+        App { settings, access, lifecycle, metrics, model: OnceLock::new() }
     }
 
     /// The model is there: requests are taken from now on. A second one is ignored.

@@ -5,11 +5,14 @@ mod embeddings;
 mod generate;
 mod health;
 mod json;
+mod loads;
+mod metrics;
 mod models;
 mod openapi;
 mod prompt;
 mod render;
 mod respond;
+mod structure;
 mod tokenize;
 
 use std::sync::Arc;
@@ -17,14 +20,16 @@ use std::sync::Arc;
 use axum::Router;
 use axum::extract::DefaultBodyLimit;
 use axum::http::StatusCode;
+use axum::middleware::from_fn_with_state;
 use axum::routing::{get, post};
 
-pub use json::{Json, Sampled, parse};
+pub use json::{Json, Sampled, SharedFields, parse};
 pub use respond::new_id;
 
 use crate::access::{Routes, protect};
 use crate::app::App;
 use crate::error::ApiError;
+use crate::telemetry;
 
 /// All routes.
 pub fn router(app: Arc<App>) -> Router {
@@ -47,14 +52,19 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/tokenize", post(tokenize::tokenize))
         .route("/detokenize", post(tokenize::detokenize))
         .route("/tokenizer_info", get(tokenize::info))
+        .route("/v1/loads", get(loads::loads))
+        .route("/loads", get(loads::loads))
         .method_not_allowed_fallback(other_method)
         .layer(body);
+    let admin = Router::new()
+        .route("/metrics", get(metrics::metrics))
+        .method_not_allowed_fallback(other_method);
     let routes = Routes {
         open: open.with_state(app.clone()),
-        keyed: keyed.with_state(app),
-        admin: Router::new(),
+        keyed: keyed.with_state(app.clone()),
+        admin: admin.with_state(app.clone()),
     };
-    protect(&access, routes)
+    protect(&access, routes).layer(from_fn_with_state(app, telemetry::track))
 }
 
 async fn nothing_here(uri: axum::http::Uri) -> ApiError {

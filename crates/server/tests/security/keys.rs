@@ -75,8 +75,8 @@ async fn pages_of_others_cannot_drive_a_local_server() {
     let mut raw = crate::raw::Raw::connect(server.address).await;
     raw.say("GET /v1/models HTTP/1.1\r\nhost: rebound.evil.example\r\n\r\n").await;
     assert_eq!(raw.answer().await.status, 403);
-    let own = format!("origin: http://localhost\r\n");
-    assert_eq!(server.post("/v1/completions", &own, &body).await.status, 200);
+    let own = "origin: http://localhost\r\n";
+    assert_eq!(server.post("/v1/completions", own, &body).await.status, 200);
 }
 
 #[tokio::test]

@@ -6,4 +6,5 @@ mod completions;
 mod generate;
 mod openapi;
 mod support;
+mod telemetry;
 mod tokens;

@@ -53,6 +53,11 @@ impl ScriptedDoor {
         ScriptedDoor { script, asked, ended, ended_branches, hanging }
     }
 
+    /// Lets go of those who hang, as an engine does when it has ended them.
+    pub fn let_go(&self) {
+        self.hanging.lock().unwrap().clear();
+    }
+
     fn logprobs(&self, request: &Request, id: u32) -> Option<TokenLogprobs> {
         let top = (0..request.logprobs?).map(|place| (b'a' as u32 + place as u32, -1.0));
         Some(TokenLogprobs { id, logprob: self.script.logprob.unwrap_or(-0.5), top: top.collect() })
