@@ -1,6 +1,7 @@
 //! The developer's words. `cargo xtask test` is the one command that CI and people run.
 
 mod bench;
+mod clients;
 mod golden;
 mod licenses;
 mod peers;
@@ -22,6 +23,7 @@ const USAGE: &str = "usage: cargo xtask WORD
   bench [ARGUMENTS]  reef bench beside llama.cpp; appends to bench/results/
   sim ARGUMENTS      one simulated world (--seed N), or many (--seeds A..B)
   peers              installs the peers that benches measure against
+  clients [--only NAME,...]  real OpenAI and vLLM clients, installed under target/, against a live server
   routers [--only NAMES]  two servers behind each router: smg, vllm, sglang, dynamo; events: vLLM's KV events";
 
 fn main() -> ExitCode {
@@ -45,6 +47,7 @@ fn run(words: &[String]) -> anyhow::Result<()> {
         ("bench", arguments) => bench::run(arguments),
         ("sim", arguments) => sim::run(arguments),
         ("peers", []) => peers::run(),
+        ("clients", arguments) => clients::run(arguments),
         ("routers", arguments) => routers::run(arguments),
         _ => bail!("`{}` is no word of xtask\n{USAGE}", words.join(" ")),
     }

@@ -10,6 +10,7 @@ mod json;
 mod loads;
 mod metrics;
 mod models;
+mod openapi;
 pub mod pool;
 mod prompt;
 mod render;
@@ -43,6 +44,7 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/version", get(health::version))
         // The page shows nothing by itself: what it asks for is the administrator's.
         .merge(page::routes())
+        .route("/openapi.json", get(openapi::openapi))
         .fallback(nothing_here)
         .method_not_allowed_fallback(other_method);
     let keyed = Router::new()

@@ -2,8 +2,10 @@
 //! wrote down. A few ask SmolLM2, and are skipped where it is not in the cache.
 
 mod chat;
+mod clients;
 mod completions;
 mod generate;
+mod openapi;
 mod smollm2;
 mod support;
 mod telemetry;
