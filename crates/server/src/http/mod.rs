@@ -1,5 +1,7 @@
 //! Routes; one file for each group of them.
 
+mod chat;
+mod chat_answer;
 mod completions;
 mod embeddings;
 mod generate;
@@ -8,6 +10,7 @@ mod json;
 mod loads;
 mod metrics;
 mod models;
+mod openapi;
 pub mod pool;
 mod prompt;
 mod render;
@@ -41,12 +44,15 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/version", get(health::version))
         // The page shows nothing by itself: what it asks for is the administrator's.
         .merge(page::routes())
+        .route("/openapi.json", get(openapi::openapi))
         .fallback(nothing_here)
         .method_not_allowed_fallback(other_method);
     let keyed = Router::new()
         .route("/v1/models", get(models::list))
         // An id may have slashes.
         .route("/v1/models/{*id}", get(models::one))
+        .route("/v1/chat/completions", post(chat::chat))
+        .route("/v1/chat/completions/render", post(chat::render))
         .route("/v1/completions", post(completions::completions))
         .route("/v1/completions/render", post(render::completions))
         .route("/v1/embeddings", post(embeddings::embeddings))
