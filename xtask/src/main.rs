@@ -1,10 +1,12 @@
 //! The developer's words. `cargo xtask test` is the one command that CI and people run.
 
 mod bench;
+mod clients;
 mod golden;
 mod licenses;
 mod load;
 mod peers;
+mod routers;
 mod sim;
 mod test;
 mod tidy;
@@ -22,7 +24,9 @@ const USAGE: &str = "usage: cargo xtask WORD
   bench [ARGUMENTS]  reef bench beside llama.cpp; appends to bench/results/
   load ARGUMENTS     streaming clients in a part of the KV memory they need, also beside llama-server
   sim ARGUMENTS      one simulated world (--seed N), or many (--seeds A..B)
-  peers              installs the peers that benches measure against";
+  peers              installs the peers that benches measure against
+  clients [--only NAME,...]  real OpenAI and vLLM clients, installed under target/, against a live server
+  routers [--only NAMES]  two servers behind each router: smg, vllm, sglang, dynamo; events: vLLM's KV events";
 
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
@@ -46,6 +50,8 @@ fn run(words: &[String]) -> anyhow::Result<()> {
         ("load", arguments) => load::run(arguments),
         ("sim", arguments) => sim::run(arguments),
         ("peers", []) => peers::run(),
+        ("clients", arguments) => clients::run(arguments),
+        ("routers", arguments) => routers::run(arguments),
         _ => bail!("`{}` is no word of xtask\n{USAGE}", words.join(" ")),
     }
 }

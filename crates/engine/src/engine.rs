@@ -22,8 +22,9 @@ use crate::run::{Live, Run, RunId};
 use crate::schedule::Planned;
 use crate::session::EngineError;
 use crate::speculate::{DraftCosts, Drafter, Speculator};
-use crate::stats::Counters;
+use crate::stats::{Counters, EndedTokens};
 use crate::store::Spill;
+use crate::tally::StepTallies;
 use crate::tenant::FairShare;
 
 /// A model (or a stand-in), its KV memory, and the requests in it.
@@ -35,6 +36,7 @@ pub struct Engine {
     pub(crate) speculator: Option<Speculator>,
     pub(crate) pool: BlockPool,
     pub(crate) prefix: Option<PrefixCache>,
+    pub(crate) prefix_listener: Option<Box<dyn PrefixListener>>,
     /// Identity of prefixes, by tenant.
     pub(crate) roots: Vec<PrefixRoot>,
     pub(crate) requests: BTreeMap<u64, Live>,
@@ -50,6 +52,8 @@ pub struct Engine {
     pub(crate) events: Vec<Told>,
     pub(crate) recent: Recent,
     pub(crate) counters: Counters,
+    pub(crate) ended: EndedTokens,
+    pub(crate) steps: StepTallies,
     pub(crate) now_us: u64,
     /// Number of the next step.
     pub(crate) step: u64,
@@ -85,6 +89,17 @@ pub(crate) struct FlightEntry {
     /// Index in the work's tokens of the first row of logits.
     pub logits_from: usize,
     pub logits: Option<Logits>,
+}
+
+/// Hears what enters and leaves the prefix cache, on the engine's thread: it must not block.
+pub trait PrefixListener: Send {
+    /// Whether it can take events now. Otherwise they wait, as many as the cache keeps; where more has
+    /// happened, the next ones tell everything anew.
+    fn is_ready(&self) -> bool;
+
+    /// What has happened since the last call; the first one begins with [`PrefixEvent::Cleared`] and every
+    /// entry.
+    fn hear(&mut self, events: Vec<PrefixEvent>);
 }
 
 /// What a turn has done.
@@ -156,6 +171,7 @@ impl Engine {
             spill: None,
             speculator: None,
             prefix,
+            prefix_listener: None,
             roots,
             requests: BTreeMap::new(),
             runs: BTreeMap::new(),
@@ -168,6 +184,8 @@ impl Engine {
             events: Vec::new(),
             recent: Recent::default(),
             counters: Counters::default(),
+            ended: EndedTokens::default(),
+            steps: StepTallies::default(),
             now_us: 0,
             step: 0,
             next_run: 0,
@@ -217,6 +235,30 @@ impl Engine {
         }
     }
 
+    /// Has `listener` hear what enters and leaves the prefix cache, from the next turn on; nobody else may
+    /// [take the events](Self::take_prefix_events) then.
+    pub fn set_prefix_listener(&mut self, listener: Box<dyn PrefixListener>) {
+        self.prefix_listener = Some(listener);
+    }
+
+    /// Where the chains of the tenants' prefixes begin, by tenant: the parent of a first block in
+    /// [`PrefixEvent`]s. Empty without a prefix cache.
+    pub fn prefix_roots(&self) -> &[PrefixRoot] {
+        &self.roots
+    }
+
+    fn tell_prefix_listener(&mut self) {
+        let (Some(listener), Some(cache)) = (&mut self.prefix_listener, &mut self.prefix) else {
+            return;
+        };
+        if listener.is_ready() {
+            let events: Vec<PrefixEvent> = cache.events().collect();
+            if !events.is_empty() {
+                listener.hear(events);
+            }
+        }
+    }
+
     /// What has entered and left the prefix cache since the last call.
     pub fn take_prefix_events(&mut self) -> Vec<PrefixEvent> {
         self.prefix.as_mut().map_or_else(Vec::new, |cache| cache.events().collect())
@@ -245,6 +287,7 @@ impl Engine {
     /// any more.
     pub fn turn(&mut self, now_us: u64) -> Result<Progress, EngineError> {
         self.now_us = self.now_us.max(now_us);
+        self.tell_prefix_listener();
         self.end_overdue();
         if let Some(cache) = &mut self.prefix {
             cache.expire(self.now_us);

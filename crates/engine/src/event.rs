@@ -128,6 +128,10 @@ pub enum PauseReason {
 }
 
 impl PauseReason {
+    /// Every reason.
+    pub const ALL: [PauseReason; 4] =
+        [PauseReason::Demand, PauseReason::Priority, PauseReason::Quota, PauseReason::SpillFailure];
+
     /// The name in JSON.
     pub fn name(self) -> &'static str {
         match self {

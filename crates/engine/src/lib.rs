@@ -40,13 +40,14 @@ pub mod speculate;
 pub mod stats;
 pub mod stop;
 pub mod store;
+pub mod tally;
 pub mod tenant;
 pub mod wakeup;
 mod watchdog;
 
 pub use admission::Refusal;
 pub use config::{AdmissionPolicy, EngineConfig, PrefixSettings, Scheduling};
-pub use engine::{Engine, Progress};
+pub use engine::{Engine, PrefixListener, Progress};
 pub use event::{Event, FinishReason, Outcome, Told, Usage};
 pub use generate::Generation;
 pub use handle::EngineHandle;

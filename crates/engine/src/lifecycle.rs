@@ -158,7 +158,10 @@ impl Engine {
             !live.runs.is_empty() && live.beams.as_ref().is_some_and(|of| of.live() > 0);
         match &mut live.usage {
             Some(sum) if falls_out => sum.relief.extend(usage.relief),
-            _ => live.add_usage(usage),
+            _ => {
+                self.ended.add(&usage);
+                live.add_usage(usage);
+            }
         }
         let wanted = live.request.logprobs.is_some() || live.request.branches.width() > 1;
         if live.beams.is_none() {

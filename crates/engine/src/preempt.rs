@@ -153,7 +153,7 @@ impl Engine {
         given: (usize, usize, usize),
     ) {
         let (step, now_us) = (self.step, self.now_us);
-        self.counters.pauses[kind as usize] += 1;
+        self.counters.paused(kind, reason);
         let Some(run) = self.runs.get_mut(&id) else { return };
         run.paused_since_us.get_or_insert(now_us);
         let (blocks, bytes, lost_tokens) = given;

@@ -128,6 +128,7 @@ impl Engine {
         fence.pass();
         let elapsed_us = polled.elapsed_us.filter(|(of, _)| complete && *of == step);
         let elapsed_us = elapsed_us.map(|(_, elapsed_us)| elapsed_us);
+        self.steps.record(rows.prefill + rows.decode, elapsed_us);
         if let Some(elapsed_us) = elapsed_us {
             self.cost.learn_step(rows, elapsed_us);
         }

@@ -1,14 +1,16 @@
 //! What the engine has done and how full it is.
 
-use reef_kv::relief::ReliefOutcome;
-use reef_kv::{Accounts, page::PageFormat};
+use reef_kv::relief::{ReliefOutcome, StepsDown, held_bytes_together};
+use reef_kv::{Accounts, ByFormat, KvUsage, page::PageFormat};
 
 use crate::cost::StepRows;
 use crate::engine::Engine;
-use crate::event::PauseKind;
+use crate::event::{PauseKind, PauseReason};
 use crate::executor::StepCosts;
+use crate::run::State;
 use crate::speculate::{SpeculationCounters, Speculator};
 use crate::store::SpillUsage;
+use crate::tally::StepTallies;
 
 /// Running totals since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -27,8 +29,10 @@ pub struct Counters {
     pub finished: u64,
     /// Requests that could not go on for a reason of their own.
     pub failed: u64,
-    /// Times a run stood still, by [`PauseKind`].
-    pub pauses: [u64; PauseKind::ALL.len()],
+    /// Times a run stood still, `[kind][reason]`.
+    pub pauses: [[u64; PauseReason::ALL.len()]; PauseKind::ALL.len()],
+    /// Blocks that came down a rung, by rung and reason.
+    pub steps_down: StepsDown,
     /// Blocks re-encoded.
     pub encoded_blocks: u64,
     /// Blocks dropped.
@@ -67,11 +71,39 @@ impl Counters {
     pub(crate) fn relieved(&mut self, outcome: &ReliefOutcome) {
         self.encoded_blocks += outcome.encoded_blocks as u64;
         self.dropped_blocks += outcome.dropped_blocks as u64;
+        self.steps_down.merge(&outcome.steps_down);
+    }
+
+    pub(crate) fn paused(&mut self, kind: PauseKind, reason: PauseReason) {
+        self.pauses[kind as usize][reason as usize] += 1;
     }
 
     /// Times a run stood still in one way.
     pub fn pauses(&self, kind: PauseKind) -> u64 {
-        self.pauses[kind as usize]
+        self.pauses[kind as usize].iter().sum()
+    }
+
+    /// Times a run stood still in one way for one reason.
+    pub fn pauses_for(&self, kind: PauseKind, reason: PauseReason) -> u64 {
+        self.pauses[kind as usize][reason as usize]
+    }
+}
+
+/// What had become of the tokens of branches when they ended; of beams that fell out nothing counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct EndedTokens {
+    /// Tokens held, by format; token-layers / layers.
+    pub by_format: ByFormat<f64>,
+    /// Tokens dropped; token-layers / layers.
+    pub dropped: f64,
+}
+
+impl EndedTokens {
+    pub(crate) fn add(&mut self, usage: &KvUsage) {
+        for (format, tokens) in usage.tokens_by_format.iter() {
+            self.by_format[format] += tokens;
+        }
+        self.dropped += usage.dropped_tokens;
     }
 }
 
@@ -128,6 +160,10 @@ pub struct EngineStats {
     pub speculation: Option<SpeculationCounters>,
     /// Totals.
     pub counters: Counters,
+    /// Tokens of branches that have ended.
+    pub ended: EndedTokens,
+    /// Times and rows of steps.
+    pub steps: StepTallies,
 }
 
 impl Engine {
@@ -143,7 +179,35 @@ impl Engine {
             spill: self.spill.as_ref().map(|spill| spill.usage()),
             speculation: self.speculator.as_ref().map(Speculator::counters),
             counters: self.counters,
+            ended: self.ended,
+            steps: self.steps,
         }
+    }
+
+    /// Bytes of pages that each tenant's requests hold, by tenant; what is being written to the spill store or
+    /// read from it included. Blocks that several share count once for each tenant. Looks at every block.
+    pub fn tenant_bytes(&self) -> Vec<usize> {
+        let bytes_of = |tenant: usize| {
+            let runs = self.runs.values();
+            let runs = runs.filter(|run| self.tenant_and_priority(run.id).0 == tenant);
+            let (mut sequences, mut loading_bytes) = (Vec::new(), 0);
+            for run in runs {
+                sequences.push(&run.sequence);
+                if let State::Loading(record) = &run.state {
+                    loading_bytes += record.image.bytes();
+                }
+            }
+            if sequences.is_empty() {
+                return 0;
+            }
+            held_bytes_together(&self.pool, &sequences) + loading_bytes
+        };
+        (0..self.config.tenants.len()).map(bytes_of).collect()
+    }
+
+    /// Known tokens that those who wait to be let in have still to compute, whatever the prefix cache has.
+    pub fn waiting_tokens(&self) -> usize {
+        self.waiting.iter().filter_map(|id| self.runs.get(id)).map(|run| run.remaining()).sum()
     }
 
     /// Runs that take part in steps.

@@ -24,6 +24,8 @@ pub(crate) struct BlockRecord {
     pub cached: bool,
     /// A change of `cached`, or of whether anybody holds it, waits to be heard of.
     pub queued: bool,
+    /// Its pages have become lossier since the index last heard of it.
+    pub lowered: bool,
     /// The worst of all that its tokens' computation attended; set when it is sealed.
     pub context: Fidelity,
     /// Guards that hold it; 0 = idle where it is cached, else the record is free.
@@ -46,6 +48,7 @@ impl Default for BlockRecord {
             group: 0,
             cached: false,
             queued: false,
+            lowered: false,
             context: Fidelity::Exact,
             owners: 0,
             generation: 0,

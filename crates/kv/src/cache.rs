@@ -33,6 +33,8 @@ pub enum CacheChange {
     Held(CachedBlock),
     /// It is cached no more: given back, or its holder has dropped a part of it.
     Gone(CachedBlock),
+    /// Relief has made its pages lossier: fewer contracts may use it.
+    Lowered(CachedBlock),
 }
 
 impl State {
@@ -114,7 +116,7 @@ impl BlockPool {
     }
 
     /// Appends what became of cached blocks since the last call, oldest first, each block once with what it
-    /// is now. Whoever caches blocks must ask from time to time: the record of a block that is gone is used
+    /// is now, and once more where it is worth less. Whoever caches blocks must ask from time to time: the record of a block that is gone is used
     /// again only afterwards.
     pub fn drain_cache_changes(&self, out: &mut Vec<CacheChange>) {
         let mut guard = self.shared.state();
@@ -128,6 +130,9 @@ impl BlockPool {
                 (true, 0) => CacheChange::Idle(block),
                 (true, _) => CacheChange::Held(block),
             });
+            if std::mem::take(&mut record.lowered) && record.cached {
+                out.push(CacheChange::Lowered(block));
+            }
             if !record.cached && record.owners == 0 {
                 push_tight(free_records, index);
             }

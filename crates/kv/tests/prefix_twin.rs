@@ -62,7 +62,7 @@ struct World {
     /// The twin: copy by group.
     twin: BTreeMap<Key, Vec<Option<usize>>>,
     /// What the events say: parent, tokens, and whether every group is there.
-    heard: HashMap<BlockHash, (BlockHash, Vec<u32>, bool)>,
+    heard: HashMap<BlockHash, (BlockHash, Vec<u32>, bool, Fidelity)>,
     runs: Vec<Run>,
     held: Vec<PrefixMatch>,
     fences: Vec<StepFence>,
@@ -164,7 +164,7 @@ impl World {
                     self.heard.clear();
                 }
                 PrefixEvent::Stored { hash, parent, tokens, fidelity, whole } => {
-                    self.heard.insert(hash, (parent, tokens, whole));
+                    self.heard.insert(hash, (parent, tokens, whole, fidelity));
                     let keys = self.twin.keys().find(|key| self.hashes(key).1 == hash).cloned();
                     let key = keys.expect("stored what the twin does not have");
                     let names = self.twin.get_mut(&key).unwrap();
@@ -453,7 +453,9 @@ impl World {
             .map(|(key, names)| {
                 let (parent, hash) = self.hashes(key);
                 let own = key.1[key.1.len() - BLOCK..].to_vec();
-                (hash, (parent, own, names.iter().all(Option::is_some)))
+                let copies = names.iter().flatten().map(|copy| self.copies[*copy].fidelity());
+                let fidelity = copies.max().unwrap_or(Fidelity::Exact);
+                (hash, (parent, own, names.iter().all(Option::is_some), fidelity))
             })
             .collect();
         assert_eq!(self.heard, model);

@@ -9,7 +9,10 @@ use reef_model::tokenizer::Tokenizer;
 use crate::access::Access;
 use crate::door::Door;
 use crate::error::ApiError;
+use crate::grammar::Grammars;
+use crate::http::pool::Looks;
 use crate::lifecycle::{Lifecycle, Limits, State};
+use crate::metrics::{Metrics, ModelMetrics};
 use crate::settings::Settings;
 
 /// A loaded model and the engine that runs it.
@@ -26,10 +29,14 @@ pub struct Model {
     pub block_size: usize,
     /// Text to tokens and back.
     pub tokenizer: Arc<Tokenizer>,
+    /// Schemas and other grammars over its vocabulary.
+    pub grammars: Arc<Grammars>,
     /// How conversations become prompts; `None`: the file has none.
     pub template: Option<Arc<ChatTemplate>>,
     /// The engine.
     pub door: Arc<dyn Door>,
+    /// What it has done, and its requests.
+    pub metrics: ModelMetrics,
 }
 
 /// What all handlers share.
@@ -40,6 +47,10 @@ pub struct App {
     pub access: Arc<Access>,
     /// Limits, readiness, and what came and went.
     pub lifecycle: Arc<Lifecycle>,
+    /// The last look at the pool.
+    pub looks: Looks,
+    /// What the server has answered.
+    pub metrics: Metrics,
     model: OnceLock<Model>,
 }
 
@@ -53,7 +64,8 @@ impl App {
     pub fn guarded(settings: Settings, access: Access, limits: Limits) -> App {
         let limits = Limits { body_bytes: settings.body_bytes_max, ..limits };
         let (access, lifecycle) = (Arc::new(access), Arc::new(Lifecycle::new(limits)));
-        App { settings, access, lifecycle, model: OnceLock::new() }
+        let (metrics, looks) = (Metrics::new(lifecycle.clone()), Looks::default());
+        App { settings, access, lifecycle, looks, metrics, model: OnceLock::new() }
     }
 
     /// The model is there: requests are taken from now on. A second one is ignored.

@@ -1,5 +1,7 @@
 //! What is answered where a request cannot be served, in OpenAI's shape.
 
+use std::borrow::Cow;
+
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use reef_engine::{EngineError, Refusal};
@@ -7,6 +9,19 @@ use serde_json::{Value, json};
 
 /// Seconds after which a client that was told to come back may.
 const RETRY_AFTER_S: u32 = 1;
+
+/// Bytes of a message and of a field's path at most.
+const MESSAGE_BYTES: usize = 1024;
+const PARAM_BYTES: usize = 128;
+
+/// What a refusal's line in the log says of it: rides on the response.
+#[derive(Clone, Copy, Debug)]
+pub struct Refused {
+    /// [`ApiError::kind`].
+    pub kind: &'static str,
+    /// [`ApiError::code`].
+    pub code: Option<&'static str>,
+}
 
 /// A refusal or a failure: status, and OpenAI's error body.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -56,14 +71,22 @@ impl ApiError {
         ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message)
     }
 
-    /// The body.
+    /// The body. What a client sent may be in it, but not all of a long text.
     pub fn body(&self) -> Value {
         json!({"error": {
-            "message": self.message,
+            "message": clipped(&self.message, MESSAGE_BYTES),
             "type": self.kind,
-            "param": self.param,
+            "param": self.param.as_deref().map(|param| clipped(param, PARAM_BYTES)),
             "code": self.code,
         }})
+    }
+}
+
+/// The start of `text`, in `most` bytes.
+fn clipped(text: &str, most: usize) -> Cow<'_, str> {
+    match text.len() <= most {
+        true => text.into(),
+        false => format!("{}...", &text[..text.floor_char_boundary(most - 3)]).into(),
     }
 }
 
@@ -105,6 +128,8 @@ impl From<&EngineError> for ApiError {
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = (self.status, axum::Json(self.body())).into_response();
+        let refused = Refused { kind: self.kind, code: self.code };
+        response.extensions_mut().insert(refused);
         if self.status == StatusCode::UNAUTHORIZED {
             let challenge = HeaderValue::from_static("Bearer realm=\"reef\"");
             response.headers_mut().insert(header::WWW_AUTHENTICATE, challenge);
@@ -119,6 +144,20 @@ impl IntoResponse for ApiError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_refusal_does_not_repeat_a_long_request() {
+        let long = "\u{e9}".repeat(5000);
+        let error = ApiError { param: Some(long.clone()), ..ApiError::invalid(None, long) };
+        let body = error.body();
+        let length = |field: &str| body["error"][field].as_str().unwrap().len();
+        // A character is not cut.
+        assert_eq!((length("message"), length("param")), (1023, 127));
+        assert_eq!(
+            ApiError::invalid(None, "\u{e9}".repeat(512)).body()["error"]["message"],
+            "\u{e9}".repeat(512)
+        );
+    }
 
     #[test]
     fn refusals_have_their_status_and_a_code_that_is_no_number() {

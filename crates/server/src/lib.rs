@@ -18,6 +18,7 @@ pub mod page;
 pub mod settings;
 pub mod sizes;
 pub mod sse;
+pub mod telemetry;
 pub mod tools;
 pub mod types;
 pub mod usage;

@@ -18,7 +18,9 @@ use reef_model::chat_template::ChatTemplate;
 use reef_model::gguf::Gguf;
 use reef_model::runner::{Activations, KeyRotation, ModelRunner, RunnerOptions};
 use reef_model::tokenizer::Tokenizer;
+use reef_server::grammar::Grammars;
 use reef_server::lifecycle::{self, Stop, Stopper};
+use reef_server::metrics::{ModelMetrics, Served};
 use reef_server::{App, Model, Settings, http};
 
 const CLIENTS: usize = 16;
@@ -66,7 +68,10 @@ impl Server {
         let block_size = config.block_size;
         let engine = Engine::new(runner, config).unwrap();
         let app = Arc::new(App::new(Settings::new("smollm2")));
+        let ends = tokenizer.vocabulary().end_of_generation();
         app.set_model(Model {
+            metrics: ModelMetrics::new(Served::new("smollm2", &engine)),
+            grammars: Arc::new(Grammars::new(tokenizer.clone(), ends)),
             root: "smollm2".into(),
             created: 1,
             context,

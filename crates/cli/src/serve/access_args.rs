@@ -47,6 +47,11 @@ pub struct AccessArgs {
 }
 
 impl AccessArgs {
+    /// Whether something else guards the ports.
+    pub fn is_insecure(&self) -> bool {
+        self.insecure
+    }
+
     /// Who may do what, of a server that listens on `host`.
     pub fn access(&self, host: IpAddr) -> anyhow::Result<Access> {
         let key = |flag: &'static str| {

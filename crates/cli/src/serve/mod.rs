@@ -3,6 +3,8 @@
 mod access_args;
 mod config;
 mod engine_args;
+mod kv_event_args;
+mod log_args;
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -15,7 +17,11 @@ use reef_model::chat_template::{ChatTemplate, ChatTemplateError};
 use reef_model::gguf::Gguf;
 use reef_model::tokenizer::Tokenizer;
 use reef_server::app::unix_time;
+use reef_server::grammar::Grammars;
+use reef_server::kv_events::KvPublisher;
 use reef_server::lifecycle::{self, Drained, State, Stop};
+use reef_server::metrics::{ModelMetrics, Served};
+use reef_server::telemetry;
 use reef_server::{App, Model, Settings, http};
 use serde_json::json;
 
@@ -28,6 +34,8 @@ use crate::{Common, sizes};
 use access_args::AccessArgs;
 pub use config::with_config;
 use engine_args::EngineArgs;
+use kv_event_args::KvEventArgs;
+use log_args::LogArgs;
 
 /// How often the engine is asked whether it lives.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
@@ -67,11 +75,18 @@ pub struct Args {
     serving: ServingArgs,
     #[command(flatten)]
     engine: EngineArgs,
+    #[command(flatten)]
+    kv_events: KvEventArgs,
+    #[command(flatten)]
+    log: LogArgs,
 }
 
 /// Runs `reef serve`.
 pub fn run(args: Args) -> anyhow::Result<()> {
     args.kv.check()?;
+    args.kv_events.check(args.access.is_insecure())?;
+    let started = telemetry::start(&args.log.settings());
+    let _telemetry = started.map_err(|error| WrongArguments(error.to_string()))?;
     let access = args.access.access(args.host)?;
     let limits = args.access.limits();
     let app = Arc::new(App::guarded(settings(&args)?, access, limits));
@@ -93,7 +108,8 @@ async fn serve(args: Args, app: Arc<App>) -> anyhow::Result<()> {
     let loading = tokio::task::spawn_blocking(move || load(&args, tenants));
     let served = lifecycle::serve(listener, router, app.lifecycle.clone(), Stop::on_signals()?);
     let ready = async {
-        let model = loading.await.context("the model's loader failed")??;
+        // Publishes as long as it is held.
+        let (model, _publisher) = loading.await.context("the model's loader failed")??;
         let door = model.door.clone();
         app.set_model(model);
         note(&format!("ready: {} at {url}", app.model_name()));
@@ -131,6 +147,11 @@ fn settings(args: &Args) -> anyhow::Result<Settings> {
     Ok(Settings { model_names: names, fidelity: args.kv.fidelity, body_bytes_max, ..settings })
 }
 
+/// The id that is shown.
+fn model_name(args: &Args) -> String {
+    args.served_model_name.first().cloned().unwrap_or_else(|| default_name(&args.model.model))
+}
+
 /// The alias, or the stem of a file's name.
 fn default_name(model: &str) -> String {
     let path = std::path::Path::new(model);
@@ -139,7 +160,8 @@ fn default_name(model: &str) -> String {
     stem.map_or(model.into(), |stem| stem.to_string_lossy().into_owned())
 }
 
-fn load(args: &Args, tenants: Vec<Tenant>) -> anyhow::Result<Model> {
+/// The model behind its door, and who tells routers of its cache.
+fn load(args: &Args, tenants: Vec<Tenant>) -> anyhow::Result<(Model, Option<KvPublisher>)> {
     let gguf = open(&args.model.path()?)?;
     let tokenizer = Arc::new(Tokenizer::from_gguf(&gguf)?);
     let template = template(args, &gguf, &tokenizer)?;
@@ -149,19 +171,25 @@ fn load(args: &Args, tenants: Vec<Tenant>) -> anyhow::Result<Model> {
     let plain = args.kv.engine_config(&gguf, &mut runner, &args.model, None)?;
     let scheduling = args.engine.scheduling()?;
     let config = EngineConfig { scheduling, tenants, calibration: CALIBRATION, ..plain };
+    let ends = tokenizer.vocabulary().end_of_generation();
     let (budget_bytes, block_size) = (config.budget_bytes, config.block_size);
     let mut engine = Engine::new(runner, config)?;
     args.serving.equip(&mut engine, &tokenizer, &args.model, threads)?;
-    Ok(Model {
+    let publisher = args.kv_events.attach(&mut engine)?;
+    let metrics = ModelMetrics::new(Served::new(model_name(args), &engine));
+    let model = Model {
         root: args.model.model.clone(),
         created: unix_time(),
         context,
         budget_bytes,
         block_size,
+        grammars: Arc::new(Grammars::new(tokenizer.clone(), ends)),
         tokenizer,
         template: template.map(Arc::new),
         door: Arc::new(EngineHandle::spawn(engine)?),
-    })
+        metrics,
+    };
+    Ok((model, publisher))
 }
 
 /// The template asked for, else the file's; a base model has none.

@@ -18,7 +18,7 @@ pub enum PrefixEvent {
         parent: BlockHash,
         /// Tokens of the block.
         tokens: Vec<u32>,
-        /// The strictest contract that could use it when it was stored; relief may lower it later.
+        /// The strictest contract that can use it. Relief may lower it later; the entry is then told again.
         fidelity: Fidelity,
         /// Every window group's block is there too. A prefix can end only where the blocks of a window
         /// are; it can lead on where they are not.

@@ -167,6 +167,11 @@ impl PrefixCache {
                         self.give_back(node);
                     }
                 }
+                CacheChange::Lowered(block) => {
+                    if let Some(node) = self.node_named(block) {
+                        self.tell_stored(self.entry_of(node));
+                    }
+                }
             }
         }
         self.changes = changes;

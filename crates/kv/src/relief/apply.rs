@@ -14,15 +14,56 @@ use crate::account::ByFormat;
 use crate::block::{BlockRecord, Page};
 use crate::harm::zone_weight;
 use crate::ladder::Rung;
-use crate::ledger::LedgerEntry;
+use crate::ledger::{LedgerEntry, Reason};
 use crate::page::PageFormat;
 use crate::pool::{BlockPool, Shared, State};
 use crate::span::{Slot, Spans};
 use crate::table::Sequence;
 
+/// Blocks that came down one rung for one reason, each counted once however many hold it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StepDown {
+    /// Blocks, counted as in a [`LedgerEntry`].
+    pub blocks: u64,
+    /// Bytes of pages given back.
+    pub bytes: u64,
+}
+
+/// [`StepDown`] by rung and reason, `[rung][reason]`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StepsDown([[StepDown; Reason::ALL.len()]; Rung::ALL.len()]);
+
+impl StepsDown {
+    fn add(&mut self, planned: &Move, blocks: usize, bytes: usize) {
+        let sum = &mut self.0[planned.rung() as usize][planned.reason as usize];
+        sum.blocks += blocks as u64;
+        sum.bytes += bytes as u64;
+    }
+
+    /// Adds `other`, cell by cell.
+    pub fn merge(&mut self, other: &StepsDown) {
+        for (sum, more) in self.0.iter_mut().flatten().zip(other.0.iter().flatten()) {
+            sum.blocks += more.blocks;
+            sum.bytes += more.bytes;
+        }
+    }
+
+    /// Every rung and reason with its sums, zeros included.
+    pub fn iter(&self) -> impl Iterator<Item = (Rung, Reason, StepDown)> {
+        let of_rung = move |rung: Rung| {
+            Reason::ALL
+                .into_iter()
+                .map(move |reason| (rung, reason, self.0[rung as usize][reason as usize]))
+        };
+        Rung::ALL.into_iter().flat_map(of_rung)
+    }
+}
+
 /// What was carried out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReliefOutcome {
+    /// By rung and reason.
+    pub steps_down: StepsDown,
     /// Blocks re-encoded, counted per KV group and rung.
     pub encoded_blocks: usize,
     /// Blocks dropped, over all full-attention groups; of a policy that chooses per layer, pages.
@@ -193,6 +234,7 @@ impl Relief<'_, '_> {
             let blocks = sequence.dropped_blocks() - before;
             self.outcome.dropped_blocks += blocks;
             self.outcome.gained_bytes += bytes;
+            self.outcome.steps_down.add(planned, blocks, bytes);
             note(sequence, self.step, planned, (blocks, bytes), 1.0);
         }
     }
@@ -334,6 +376,7 @@ impl Relief<'_, '_> {
             return;
         }
         // From here on nothing of the caller's runs.
+        let known_as = record.cached.then(|| record.fidelity());
         let shape = pool.config().groups[record.group as usize].shape;
         let refused_formats = ByFormat::default();
         let mut swapped = Swapped { format, pages: 0, saved_bytes: 0, refused: refused_formats };
@@ -355,6 +398,12 @@ impl Relief<'_, '_> {
             batch.pages[swapped.pages] = (layer, page);
             swapped.pages += 1;
             swapped.saved_bytes += shape.page_bytes(old.format) - shape.page_bytes(format);
+        }
+        let record = &mut state.blocks[subject.block as usize];
+        // The prefix index tells others what they may use.
+        if known_as.is_some_and(|known_as| known_as < record.fidelity()) {
+            record.lowered = true;
+            state.note_cache_change(subject.block);
         }
         let record = &state.blocks[subject.block as usize];
         self.follow_swap(subject, record, &swapped, &batch.pages[..swapped.pages]);
@@ -395,6 +444,7 @@ impl Relief<'_, '_> {
         });
         self.outcome.encoded_blocks += usize::from(new);
         self.outcome.gained_bytes += swapped.saved_bytes;
+        self.outcome.steps_down.add(planned, usize::from(new), swapped.saved_bytes);
     }
 
     /// Compacts until `enough` holds, as far as that helps, and has the views follow. Pages of blocks that

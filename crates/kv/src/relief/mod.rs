@@ -17,7 +17,7 @@ mod plan;
 mod stage;
 mod victim;
 
-pub use apply::{ReliefError, ReliefOutcome, apply_relief};
+pub use apply::{ReliefError, ReliefOutcome, StepDown, StepsDown, apply_relief};
 pub use batch::{BATCH_PAGES, EncodeJob};
 pub use demand::{Demand, relief_needed_bytes};
 pub use drops::{DropTarget, plan_token_budget};

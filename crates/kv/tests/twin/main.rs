@@ -474,6 +474,7 @@ fn sharing_changes_nobody_elses_bytes() {
         "copied rows",
         "given back from the index",
         "name lost by a drop",
+        "cached block made lossier",
         "re-encoded shared block",
         "came back",
         "came back with gaps",

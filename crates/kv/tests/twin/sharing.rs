@@ -18,6 +18,8 @@ pub struct Name {
     pub twin: Shared,
     /// Whether anybody holds it, as far as the pool has told.
     pub heard_held: bool,
+    /// The strictest contract that may use it, as far as the pool has told.
+    pub heard_fidelity: Fidelity,
 }
 
 /// Pages that are read while their sequence goes on.
@@ -103,7 +105,16 @@ impl Simulation {
                 if self.names.iter().all(|known| known.block != block) {
                     let prefix = twin.values[..first + BLOCK].to_vec();
                     let (twin, heard_held) = (held.clone(), true);
-                    self.names.push(Name { block, group, first, prefix, twin, heard_held });
+                    let heard_fidelity = twin.borrow().fidelity();
+                    self.names.push(Name {
+                        block,
+                        group,
+                        first,
+                        prefix,
+                        twin,
+                        heard_held,
+                        heard_fidelity,
+                    });
                 }
             }
         }
@@ -311,17 +322,26 @@ impl Simulation {
         let mut changes = Vec::new();
         self.pool.drain_cache_changes(&mut changes);
         for change in changes {
-            let (CacheChange::Idle(block) | CacheChange::Held(block) | CacheChange::Gone(block)) =
-                change;
+            let (CacheChange::Idle(block)
+            | CacheChange::Held(block)
+            | CacheChange::Gone(block)
+            | CacheChange::Lowered(block)) = change;
             let name = self.names.iter_mut().find(|name| name.block == block);
             assert_eq!(name.is_none(), matches!(change, CacheChange::Gone(_)));
-            if let Some(name) = name {
+            let Some(name) = name else { continue };
+            if matches!(change, CacheChange::Lowered(_)) {
+                let fidelity = name.twin.borrow().fidelity();
+                assert!(name.heard_fidelity < fidelity);
+                name.heard_fidelity = fidelity;
+                see("cached block made lossier", 1);
+            } else {
                 name.heard_held = matches!(change, CacheChange::Held(_));
             }
         }
         for name in &self.names {
             let held = self.holders(&name.twin) > 0;
             assert_eq!(held, name.heard_held);
+            assert_eq!(name.twin.borrow().fidelity(), name.heard_fidelity);
             let twin = name.twin.borrow();
             let state = CachedState { held, fidelity: twin.fidelity(), f16: twin.is_f16() };
             assert_eq!(self.pool.cached(name.block), Some(state));

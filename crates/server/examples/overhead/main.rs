@@ -13,9 +13,12 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use reef_engine::Tenant;
 use reef_model::gguf::Gguf;
 use reef_model::tokenizer::{Encode, Tokenizer};
+use reef_server::grammar::Grammars;
 use reef_server::lifecycle::{self, Stop, Stopper};
+use reef_server::metrics::{ModelMetrics, Served};
 use reef_server::{App, Model, Settings, http};
 
 use stub::{Pace, StubDoor};
@@ -81,6 +84,15 @@ impl Server {
             context: 1 << 20,
             budget_bytes: 1 << 30,
             block_size: 32,
+            grammars: Arc::new(Grammars::new(tokenizer.clone(), &[])),
+            metrics: ModelMetrics::new(Served {
+                model_name: "stub".into(),
+                max_model_len: 1 << 20,
+                block_size: 32,
+                f16_blocks: 1 << 15,
+                prefix_caching: false,
+                tenants: vec![Tenant::default()],
+            }),
             tokenizer,
             template: None,
             door: door.clone(),

@@ -22,6 +22,8 @@ pub use merged::Merged;
 use crate::app::Model;
 use crate::door::Door;
 use crate::error::ApiError;
+use crate::metrics::{Arrival, RequestObserver};
+use crate::telemetry::{self, RequestContext};
 
 /// What is asked of the engine, and how its tokens become text.
 #[derive(Clone, Debug)]
@@ -123,6 +125,24 @@ impl Drop for Live {
     }
 }
 
+/// Counts what `request` goes through, and writes a line when it has ended.
+fn observe(model: &Model, request: &Request) -> RequestObserver {
+    let context = RequestContext::current();
+    let arrival = Arrival {
+        prompt_tokens: request.prompt.len(),
+        tenant: request.tenant,
+        n: request.branches.given(),
+        max_tokens: request.max_tokens,
+        looks_up_prefix: model.metrics.served().prefix_caching
+            && request.use_prefix_cache
+            && request.prompt_logprobs.is_none(),
+        at: context.arrived,
+    };
+    let served = model.metrics.served();
+    let tenant = served.tenants.get(request.tenant).map_or("unknown", |tenant| &tenant.name);
+    model.metrics.observe(arrival, telemetry::on_end(context, &served.model_name, tenant))
+}
+
 impl Generation {
     /// Hands `jobs` to the engine of `model` and waits until all are accepted.
     ///
@@ -153,9 +173,15 @@ impl Generation {
         let choices = if branches.is_ranked() { 0 } else { branches.width() };
         let (sender, events) = unbounded_channel();
         // Bounded by the tokens that the request may generate. What nobody reads here wakes nobody.
-        let listener = Box::new(move |event| match event {
-            Event::Prefilled { .. } | Event::Relief(_) | Event::Step { .. } => !sender.is_closed(),
-            event => sender.send(event).is_ok(),
+        let mut observer = observe(model, &request);
+        let listener = Box::new(move |event| {
+            observer.hear(&event);
+            match event {
+                Event::Prefilled { .. } | Event::Relief(_) | Event::Step { .. } => {
+                    !sender.is_closed()
+                }
+                event => sender.send(event).is_ok(),
+            }
         });
         let key = model.door.submit(request, listener).map_err(|error| ApiError::from(&error))?;
         let live = Live { door: model.door.clone(), key, ended: false };

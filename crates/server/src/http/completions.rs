@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use super::json::Sampled;
 use super::prompt::token_ids;
 use super::respond::{finish_reason, new_id, stop_reason, whole};
+use super::structure::constraint;
 use crate::access::Asker;
 use crate::app::{App, Model, unix_time};
 use crate::error::ApiError;
@@ -35,14 +36,17 @@ const MAX_TOKENS: usize = 16;
 pub async fn completions(
     State(app): State<Arc<App>>,
     asker: Asker,
-    Sampled(mut body, sampling): Sampled<CompletionRequest>,
+    Sampled(mut body, shared): Sampled<CompletionRequest>,
 ) -> Result<Response, ApiError> {
     let model = app.model_named(body.model.as_deref())?;
-    check(&body, &sampling, &app)?;
+    check(&body, &shared.sampling, &app)?;
+    let constraint = constraint(model, &shared.structure).await?;
     let prompts = std::mem::replace(&mut body.prompt, Prompt::Ids(Vec::new()));
     let mut jobs = Vec::new();
     for prompt in each_prompt(prompts, app.settings.prompts_max)? {
-        jobs.push(job(&app, model, &asker, (&body, &sampling), prompt).await?);
+        let mut job = job(&app, model, &asker, (&body, &shared.sampling), prompt).await?;
+        job.request.constraint = constraint.clone();
+        jobs.push(job);
         // Many prompts: others' answers go on in between.
         tokio::task::yield_now().await;
     }

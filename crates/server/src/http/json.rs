@@ -7,6 +7,7 @@ use bytes::Bytes;
 use serde::de::DeserializeOwned;
 
 use crate::error::ApiError;
+use crate::grammar::StructureFields;
 use crate::types::sampling::SamplingFields;
 
 /// A request's body.
@@ -21,16 +22,29 @@ impl<S: Send + Sync, T: DeserializeOwned + Send + 'static> FromRequest<S> for Js
     }
 }
 
-/// A request's body whose fields are those of `T` and [`SamplingFields`]. (Serde's `flatten` would lose the
-/// names of wrong fields.)
-pub struct Sampled<T>(pub T, pub SamplingFields);
+/// A request's body whose fields are those of `T` and those that all ways to ask for text share. (Serde's
+/// `flatten` would lose the names of wrong fields.)
+pub struct Sampled<T>(pub T, pub SharedFields);
+
+/// Fields that all ways to ask for text share.
+#[derive(Clone, Debug, Default)]
+pub struct SharedFields {
+    /// How tokens are chosen and when text ends.
+    pub sampling: SamplingFields,
+    /// What the text must be.
+    pub structure: StructureFields,
+}
 
 impl<S: Send + Sync, T: DeserializeOwned + Send + 'static> FromRequest<S> for Sampled<T> {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, state: &S) -> Result<Sampled<T>, ApiError> {
         let bytes = Bytes::from_request(request, state).await.map_err(of_body)?;
-        parsed(bytes, |bytes| Ok(Sampled(parse(bytes)?, parse(bytes)?))).await
+        let parse = |bytes: &[u8]| {
+            let shared = SharedFields { sampling: parse(bytes)?, structure: parse(bytes)? };
+            Ok(Sampled(parse(bytes)?, shared))
+        };
+        parsed(bytes, parse).await
     }
 }
 

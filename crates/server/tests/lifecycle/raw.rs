@@ -69,15 +69,22 @@ impl Raw {
         (String::from_utf8_lossy(&std::mem::take(&mut self.read)).into_owned(), start.elapsed())
     }
 
-    /// The next response, whose length is in its head.
+    /// The next response. A chunked one's body is given with its chunks' lengths.
     pub async fn answer(&mut self) -> Answer {
         self.wait_for("\r\n\r\n").await;
         let text = String::from_utf8_lossy(&self.read).into_owned();
         let (head, _) = text.split_once("\r\n\r\n").unwrap();
         let status = head.split(' ').nth(1).unwrap().parse().unwrap();
         let head = head.to_ascii_lowercase();
-        let length = head.split("content-length: ").nth(1).expect("a length");
-        let length: usize = length.split("\r\n").next().unwrap().parse().unwrap();
+        let length = match head.split("content-length: ").nth(1) {
+            Some(length) => length.split("\r\n").next().unwrap().parse::<usize>().unwrap(),
+            None => {
+                assert!(head.contains("transfer-encoding: chunked"), "no length: {head}");
+                self.wait_for("\r\n0\r\n\r\n").await;
+                let text = String::from_utf8_lossy(&self.read[head.len() + 4..]).into_owned();
+                text.find("\r\n0\r\n\r\n").unwrap() + 7
+            }
+        };
         let end = head.len() + 4 + length;
         while self.read.len() < end {
             assert!(self.more().await, "closed within a body");

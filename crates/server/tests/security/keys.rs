@@ -46,11 +46,8 @@ async fn each_route_asks_for_its_key() {
     }
     for route in ADMIN {
         let status = ask(&server, route, root).await;
-        if status == 404 {
-            // Not there at all in this build.
-            continue;
-        }
-        assert_eq!(status, 200, "{route:?}");
+        // The scripted engine cannot be looked at: 503 for what is let through to it.
+        assert!(status == 200 || status == 503, "{route:?}: {status}");
         assert_eq!(ask(&server, route, "").await, 401, "{route:?}");
         assert_eq!(ask(&server, route, user).await, 403, "{route:?}");
     }
@@ -75,8 +72,8 @@ async fn pages_of_others_cannot_drive_a_local_server() {
     let mut raw = crate::raw::Raw::connect(server.address).await;
     raw.say("GET /v1/models HTTP/1.1\r\nhost: rebound.evil.example\r\n\r\n").await;
     assert_eq!(raw.answer().await.status, 403);
-    let own = format!("origin: http://localhost\r\n");
-    assert_eq!(server.post("/v1/completions", &own, &body).await.status, 200);
+    let own = "origin: http://localhost\r\n";
+    assert_eq!(server.post("/v1/completions", own, &body).await.status, 200);
 }
 
 #[tokio::test]

@@ -7,11 +7,11 @@ use std::time::Duration;
 use reef_server::access::{Access, AccessSettings, Key, TenantRules};
 use reef_server::door::Door;
 use reef_server::lifecycle::{Limits, Stop, Stopper, bind, serve};
-use reef_server::{App, Model, Settings, http};
+use reef_server::{App, Settings, http};
 use serde_json::Value;
 
 use crate::raw::{Answer, Raw};
-use crate::support::{Script, ScriptedDoor, byte_tokenizer};
+use crate::support::{Script, ScriptedDoor, tiny_model};
 
 /// A running server; it stops when this is dropped.
 pub struct Served {
@@ -35,6 +35,13 @@ impl Served {
         Served::scripted(Access::default()).await
     }
 
+    /// The same, that closes quiet connections soon: a client reads until then.
+    pub async fn impatient() -> Served {
+        let limits = Limits { idle_timeout: Duration::from_millis(200), ..short() };
+        let door = Arc::new(ScriptedDoor::new(Script::says("ok")));
+        Served::start(door, Access::default(), limits).await
+    }
+
     /// With `access`.
     pub async fn scripted(access: Access) -> Served {
         Served::with(Arc::new(ScriptedDoor::new(Script::says("ok"))), access).await
@@ -42,18 +49,13 @@ impl Served {
 
     /// With any engine.
     pub async fn with(door: Arc<dyn Door>, access: Access) -> Served {
+        Served::start(door, access, short()).await
+    }
+
+    async fn start(door: Arc<dyn Door>, access: Access, limits: Limits) -> Served {
         let settings = Settings { body_bytes_max: 4 << 20, ..Settings::new("tiny") };
-        let app = Arc::new(App::guarded(settings, access, short()));
-        app.set_model(Model {
-            root: "tiny.gguf".into(),
-            created: 1,
-            context: 1024,
-            budget_bytes: 1 << 20,
-            block_size: 32,
-            tokenizer: Arc::new(byte_tokenizer()),
-            template: None,
-            door,
-        });
+        let app = Arc::new(App::guarded(settings, access, limits));
+        app.set_model(tiny_model(door));
         let listener = bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let address = listener.local_addr().unwrap();
         let (stopper, stop) = Stop::told();

@@ -25,7 +25,7 @@ const TENANTS: &str = r#"
     name = "dave"
     key = "dave-key"
     salt = "team"
-    kv_quota = "96KiB"
+    kv_quota = "256KiB"
     max_priority = 0
     strictest_fidelity = "int8"
 "#;

@@ -7,7 +7,7 @@ use tokio::time::sleep;
 use crate::raw::Raw;
 use crate::served::Served;
 
-/// Sends `bytes`, closes the sending side, and gives all that comes back.
+/// Sends `bytes` to an impatient server and gives all that comes back.
 async fn exchange(server: &Served, bytes: &[u8]) -> String {
     let mut raw = Raw::connect(server.address).await;
     raw.try_send(bytes).await;
@@ -22,7 +22,7 @@ fn statuses(said: &str) -> Vec<u16> {
 
 #[tokio::test]
 async fn what_is_no_http_is_refused_or_closed() {
-    let server = Served::open().await;
+    let server = Served::impatient().await;
     let long = "a".repeat(70_000);
     let requests: Vec<Vec<u8>> = vec![
         b"\r\n\r\n\r\n".into(),
@@ -65,7 +65,7 @@ async fn what_is_no_http_is_refused_or_closed() {
 
 #[tokio::test]
 async fn a_second_request_is_not_smuggled_in() {
-    let server = Served::open().await;
+    let server = Served::impatient().await;
     let hidden = "GET /version HTTP/1.1\r\nhost: localhost\r\n\r\n";
     let chunked = "0\r\n\r\n";
     let both = chunked.len() + hidden.len();
@@ -144,7 +144,7 @@ async fn tricks_with_paths_lead_nowhere() {
 
 #[tokio::test]
 async fn other_methods_are_refused() {
-    let server = Served::open().await;
+    let server = Served::impatient().await;
     for method in ["PUT", "DELETE", "PATCH", "TRACE", "CONNECT", "OPTIONS", "BREW", "get", "GET/"] {
         for path in ["/v1/completions", "/health", "*", "localhost:80"] {
             let request =

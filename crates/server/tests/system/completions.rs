@@ -1,6 +1,7 @@
 //! `/v1/completions`.
 
 use axum::http::StatusCode;
+use reef_engine::constraint::TokenMask;
 use reef_engine::event::{Pause, PauseKind, PauseReason};
 use reef_engine::{Branches, FinishReason, Refusal};
 use reef_kv::Fidelity;
@@ -168,7 +169,7 @@ fn fields_reach_the_engine() {
     assert_eq!(request.fidelity, Fidelity::Int8);
     assert_eq!(request.priority, -4, "vLLM's lower goes first");
     assert_eq!(request.deadline_us, Some(3000));
-    assert_eq!(request.keep, [0..2]);
+    assert_eq!((request.keep.len(), request.keep[0].clone()), (1, 0..2));
     assert_eq!(request.end_ids, [END, 3]);
     let sampling = &request.sampling;
     assert_eq!((sampling.temperature, sampling.top_k, sampling.seed), (0.5, 0, u64::MAX));
@@ -220,6 +221,28 @@ fn what_is_wrong_is_named() {
         server.post(PATH, &json!({"prompt": "a", "model": "other"})).status,
         StatusCode::NOT_FOUND
     );
+}
+
+#[test]
+fn a_structure_constrains_every_prompt_and_is_checked_first() {
+    let server = Server::new(Script::says("7"));
+    let body = json!({"prompt": ["a", "b"], "guided_regex": "[0-9]"});
+    assert_eq!(server.post(PATH, &body).status, StatusCode::OK);
+    for request in server.door.asked.lock().unwrap().iter_mut() {
+        let mut mask = TokenMask::default();
+        mask.reset(257);
+        request.constraint.as_mut().unwrap().allow(&mut mask);
+        let allowed: Vec<u32> = (0..257).filter(|token| mask.contains(*token)).collect();
+        assert_eq!(allowed, (u32::from(b'0')..=u32::from(b'9')).collect::<Vec<u32>>());
+    }
+    for (field, value) in [("guided_regex", json!("(")), ("guided_json", json!("{"))] {
+        let answer = server.post(PATH, &json!({"prompt": "a", field: value}));
+        assert_eq!(answer.status, StatusCode::BAD_REQUEST);
+        assert_eq!(answer.json()["error"]["param"], field);
+    }
+    let plain = json!({"prompt": "a", "response_format": {"type": "text"}});
+    assert_eq!(server.post(PATH, &plain).status, StatusCode::OK);
+    assert!(server.door.asked.lock().unwrap()[2].constraint.is_none());
 }
 
 #[test]

@@ -248,8 +248,8 @@ fn a_small_store_is_the_next_rung() {
         let counters = server.engine.stats().counters;
         assert_eq!(counters.spill_failures, 0);
         assert_eq!(counters.spilled_bytes > 0, slots >= 12, "{slots} slots: {counters:?}");
-        for (sum, times) in kinds.iter_mut().zip(counters.pauses) {
-            *sum += times;
+        for (sum, kind) in kinds.iter_mut().zip(PauseKind::ALL) {
+            *sum += counters.pauses(kind);
         }
     }
     assert!(kinds[PauseKind::Swap as usize] > 0 && kinds[PauseKind::Recompute as usize] > 0);
@@ -329,7 +329,8 @@ fn every_form_gives_way_in_every_way() {
         server.assert_empty();
         let counters = server.engine.stats().counters;
         let of_seed = [counters.encoded_blocks, counters.dropped_blocks];
-        seen.iter_mut().zip(counters.pauses).for_each(|(sum, of)| *sum += of);
+        let pauses = PauseKind::ALL.map(|kind| counters.pauses(kind));
+        seen.iter_mut().zip(pauses).for_each(|(sum, of)| *sum += of);
         seen[3..].iter_mut().zip(of_seed).for_each(|(sum, of)| *sum += of);
     }
     assert!(seen.iter().all(|times| *times >= 3), "{seen:?}");

@@ -9,6 +9,7 @@ mod offload;
 mod preemption;
 mod prefix;
 mod priorities;
+mod totals;
 mod view;
 
 use std::collections::BTreeMap;

@@ -1,7 +1,10 @@
 //! Prefixes that were computed before: found when they are there, never when they are others'.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
 use reef_engine::session::Rules;
-use reef_engine::{Request, Sampling, Tenant};
+use reef_engine::{PrefixListener, Request, Sampling, Tenant};
 use reef_kv::Fidelity;
 use reef_kv::page::PageFormat;
 use reef_kv::prefix::{BlockHash, IndexKind, PrefixEvent, PrefixIdentity};
@@ -321,4 +324,85 @@ fn events_replayed_are_what_is_found() {
         }
     }
     assert!(removed > 50, "{removed}");
+}
+
+/// What a router would believe, from a listener that is often busy.
+#[derive(Clone, Default)]
+struct Believer(Arc<Mutex<Believed>>, Arc<AtomicU64>);
+
+/// By a block's hash its parent's, its tokens and who may use it.
+type Believed = BTreeMap<BlockHash, (BlockHash, Vec<u32>, Fidelity)>;
+
+impl PrefixListener for Believer {
+    fn is_ready(&self) -> bool {
+        // Every second question finds it busy.
+        self.1.fetch_add(1, Ordering::Relaxed) % 2 == 1
+    }
+
+    fn hear(&mut self, events: Vec<PrefixEvent>) {
+        let mut known = self.0.lock().unwrap();
+        for event in events {
+            match event {
+                PrefixEvent::Stored { hash, parent, tokens, fidelity, .. } => {
+                    known.insert(hash, (parent, tokens, fidelity));
+                }
+                PrefixEvent::Removed { hash } => {
+                    known.remove(&hash);
+                }
+                PrefixEvent::Cleared => known.clear(),
+            }
+        }
+    }
+}
+
+/// Row 118, where relief makes cached blocks lossier: who listens knows what each contract will find.
+#[test]
+fn a_listener_hears_what_relief_makes_lossier() {
+    let model = plain();
+    let (mut lossy_hits, mut lowered) = (0, 0);
+    for (kind, seed) in KINDS.into_iter().flat_map(|kind| [(kind, 3), (kind, 4)]) {
+        let config = with_prefix(kind, crowded(budget_of(&model, 16)));
+        let mut server = Server::of(&model, config);
+        let believer = Believer::default();
+        server.engine.set_prefix_listener(Box::new(believer.clone()));
+        let root = BlockHash(server.engine.prefix_roots()[0].0);
+        let mut random = Random(seed);
+        let shared = random.tokens(6 * BLOCK, VOCABULARY);
+        for round in 0..40 {
+            // Lossy ones that do not fit together.
+            for key in 0..4 {
+                let mut prompt = shared[..random.below(6 * BLOCK)].to_vec();
+                prompt.extend((0..1 + random.below(70)).map(|_| random.below(3) as u32));
+                let contract = [Fidelity::Int8, Fidelity::Int4][random.below(2)];
+                let request = Request { fidelity: contract, ..exact(prompt, 1 + random.below(90)) };
+                server.submit(8 * round + key, &request);
+            }
+            server.finish();
+            // Two turns: one finds the listener busy.
+            server.turn();
+            server.turn();
+            let contract = [Fidelity::Exact, Fidelity::Int8, Fidelity::Int4][random.below(3)];
+            let mut prompt = shared[..random.below(6 * BLOCK)].to_vec();
+            prompt.extend((0..1 + random.below(20)).map(|_| random.below(3) as u32));
+            let (mut at, mut predicted) = (root, 0);
+            for block in prompt[..prompt.len() - 1].chunks_exact(BLOCK) {
+                let known = believer.0.lock().unwrap();
+                let next = known.iter().find(|(_, of)| of.0 == at && of.1 == block);
+                let Some((&hash, &(_, _, fidelity))) = next else { break };
+                lowered += usize::from(fidelity > Fidelity::Exact);
+                if fidelity > contract {
+                    break;
+                }
+                lossy_hits += usize::from(fidelity > Fidelity::Exact);
+                at = hash;
+                predicted += BLOCK;
+            }
+            let key = 8 * round + 7;
+            server.submit(key, &Request { fidelity: contract, ..exact(prompt, 2) });
+            server.finish();
+            let found = server.cached_tokens(key).unwrap();
+            assert_eq!(found / BLOCK * BLOCK, predicted, "{kind:?} round {round} {contract:?}");
+        }
+    }
+    assert!(lossy_hits > 10 && lowered > lossy_hits, "{lossy_hits} {lowered}");
 }

@@ -7,6 +7,11 @@ use std::sync::Arc;
 
 use axum::body::Body;
 use axum::http::{Request, Response, StatusCode};
+use reef_engine::Tenant;
+use reef_model::chat_template::ChatTemplate;
+use reef_server::door::Door;
+use reef_server::grammar::Grammars;
+use reef_server::metrics::{ModelMetrics, Served};
 use reef_server::{App, Model, Settings, http};
 use serde_json::Value;
 use tower::ServiceExt as _;
@@ -25,6 +30,23 @@ pub struct Answer {
     pub status: StatusCode,
     pub headers: axum::http::HeaderMap,
     pub body: String,
+}
+
+/// A model of bytes that `door` runs.
+pub fn tiny_model(door: Arc<dyn Door>) -> Model {
+    let tokenizer = Arc::new(byte_tokenizer());
+    Model {
+        root: "tiny.gguf".into(),
+        created: 1,
+        context: 1024,
+        budget_bytes: 1 << 20,
+        block_size: 32,
+        grammars: Arc::new(Grammars::new(tokenizer.clone(), &[END])),
+        tokenizer,
+        template: None,
+        door,
+        metrics: ModelMetrics::new(served()),
+    }
 }
 
 impl Answer {
@@ -46,6 +68,18 @@ impl Answer {
     }
 }
 
+/// What it serves.
+pub fn served() -> Served {
+    Served {
+        model_name: "tiny".into(),
+        max_model_len: 1024,
+        block_size: 32,
+        f16_blocks: 32,
+        prefix_caching: true,
+        tenants: vec![Tenant::default()],
+    }
+}
+
 impl Server {
     /// A server whose engine follows `script`.
     pub fn new(script: Script) -> Server {
@@ -54,18 +88,21 @@ impl Server {
 
     /// The same with other settings.
     pub fn with(script: Script, settings: Settings) -> Server {
+        Server::of(script, settings, None)
+    }
+
+    /// The same with a chat template.
+    pub fn chatting(script: Script, template: &str) -> Server {
+        Server::of(script, Settings::new("tiny"), Some(template))
+    }
+
+    fn of(script: Script, settings: Settings, template: Option<&str>) -> Server {
         let door = Arc::new(ScriptedDoor::new(script));
         let app = Arc::new(App::new(settings));
-        app.set_model(Model {
-            root: "tiny.gguf".into(),
-            created: 1,
-            context: 1024,
-            budget_bytes: 1 << 20,
-            block_size: 32,
-            tokenizer: Arc::new(byte_tokenizer()),
-            template: None,
-            door: door.clone(),
-        });
+        let model = tiny_model(door.clone());
+        let compile = |source| ChatTemplate::new(source, &model.tokenizer).expect("a template");
+        let template = template.map(compile).map(Arc::new);
+        app.set_model(Model { template, ..model });
         Server { router: http::router(app), door }
     }
 

@@ -1,0 +1,96 @@
+//! Around every handler: the id goes back, the answer is counted, a refusal gets its line.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use axum::body::Body;
+use axum::extract::{MatchedPath, Request, State};
+use axum::http::{HeaderValue, Method, header};
+use axum::middleware::Next;
+use axum::response::Response;
+use bytes::Bytes;
+use http_body::{Frame, SizeHint};
+use tracing::Span;
+
+use super::{REFUSAL_TARGET, RequestContext};
+use crate::app::App;
+use crate::error::Refused;
+use crate::metrics::OpenGuard;
+
+/// Most bytes of a path that a line shows.
+const PATH_BYTES_MAX: usize = 200;
+
+/// A layer of the router, around all of its handlers.
+pub async fn track(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+    let method = request.method().clone();
+    let route = request.extensions().get::<MatchedPath>().cloned();
+    let pattern = route.as_ref().map(MatchedPath::as_str);
+    let span = request_span(&request, pattern);
+    let context = RequestContext::new(request.headers(), pattern.unwrap_or("none"), span);
+    let path = request.uri().path().chars().take(PATH_BYTES_MAX).collect::<String>();
+    let mut response = context.clone().scope(next.run(request)).await;
+    app.metrics.answered(&method, pattern, response.status(), context.arrived.elapsed());
+    if let Ok(id) = HeaderValue::from_str(&context.id) {
+        response.headers_mut().insert("x-request-id", id);
+    }
+    if response.status().is_client_error() || response.status().is_server_error() {
+        refused(&context, &method, &path, &response);
+    }
+    #[cfg(feature = "otlp")]
+    super::otlp::answered(&context, response.status());
+    let streams = response.headers().get(header::CONTENT_TYPE);
+    match streams.is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream")) {
+        true => response.map(|body| Body::new(CountedBody { body, _guard: app.metrics.stream() })),
+        false => response,
+    }
+}
+
+#[cfg(feature = "otlp")]
+fn request_span(request: &Request, route: Option<&str>) -> Span {
+    super::otlp::request_span(request.method(), route, request.headers())
+}
+
+#[cfg(not(feature = "otlp"))]
+fn request_span(_: &Request, _: Option<&str>) -> Span {
+    Span::none()
+}
+
+/// Messages may repeat what the client has sent, so they are not logged.
+fn refused(context: &RequestContext, method: &Method, path: &str, response: &Response) {
+    let refused = response.extensions().get::<Refused>();
+    let (kind, code) = (refused.map(|of| of.kind), refused.and_then(|of| of.code));
+    let (id, route, status) = (&*context.id, &*context.route, response.status().as_u16());
+    let elapsed_ms = context.arrived.elapsed().as_micros() as f64 / 1e3;
+    if response.status().is_server_error() {
+        tracing::warn!(target: REFUSAL_TARGET, id, %method, route, ?path, status, kind, code, elapsed_ms, "refused");
+    } else {
+        tracing::info!(target: REFUSAL_TARGET, id, %method, route, ?path, status, kind, code, elapsed_ms, "refused");
+    }
+}
+
+/// A stream that counts as open until it has been sent or given up.
+struct CountedBody {
+    body: Body,
+    _guard: OpenGuard,
+}
+
+impl http_body::Body for CountedBody {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
