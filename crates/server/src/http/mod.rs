@@ -1,5 +1,7 @@
 //! Routes; one file for each group of them.
 
+mod chat;
+mod chat_answer;
 mod completions;
 mod embeddings;
 mod generate;
@@ -45,6 +47,8 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/v1/models", get(models::list))
         // An id may have slashes.
         .route("/v1/models/{*id}", get(models::one))
+        .route("/v1/chat/completions", post(chat::chat))
+        .route("/v1/chat/completions/render", post(chat::render))
         .route("/v1/completions", post(completions::completions))
         .route("/v1/completions/render", post(render::completions))
         .route("/v1/embeddings", post(embeddings::embeddings))
