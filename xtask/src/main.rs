@@ -4,6 +4,7 @@ mod bench;
 mod clients;
 mod golden;
 mod licenses;
+mod load;
 mod peers;
 mod routers;
 mod sim;
@@ -21,6 +22,7 @@ const USAGE: &str = "usage: cargo xtask WORD
   licenses           the licenses of all dependencies
   golden [NAME]      writes test vectors anew (xtask/golden/*.py), in a venv under target/
   bench [ARGUMENTS]  reef bench beside llama.cpp; appends to bench/results/
+  load ARGUMENTS     streaming clients in a part of the KV memory they need, also beside llama-server
   sim ARGUMENTS      one simulated world (--seed N), or many (--seeds A..B)
   peers              installs the peers that benches measure against
   clients [--only NAME,...]  real OpenAI and vLLM clients, installed under target/, against a live server
@@ -45,6 +47,7 @@ fn run(words: &[String]) -> anyhow::Result<()> {
         ("licenses", []) => licenses::run(),
         ("golden", names) => golden::run(names),
         ("bench", arguments) => bench::run(arguments),
+        ("load", arguments) => load::run(arguments),
         ("sim", arguments) => sim::run(arguments),
         ("peers", []) => peers::run(),
         ("clients", arguments) => clients::run(arguments),

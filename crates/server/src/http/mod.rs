@@ -11,6 +11,7 @@ mod loads;
 mod metrics;
 mod models;
 mod openapi;
+pub mod pool;
 mod prompt;
 mod render;
 mod respond;
@@ -31,6 +32,7 @@ pub use respond::new_id;
 use crate::access::{Routes, protect};
 use crate::app::App;
 use crate::error::ApiError;
+use crate::page;
 use crate::telemetry;
 
 /// All routes.
@@ -40,6 +42,8 @@ pub fn router(app: Arc<App>) -> Router {
     let open = Router::new()
         .route("/health", get(health::health))
         .route("/version", get(health::version))
+        // The page shows nothing by itself: what it asks for is the administrator's.
+        .merge(page::routes())
         .route("/openapi.json", get(openapi::openapi))
         .fallback(nothing_here)
         .method_not_allowed_fallback(other_method);
@@ -62,6 +66,7 @@ pub fn router(app: Arc<App>) -> Router {
         .layer(body);
     let admin = Router::new()
         .route("/metrics", get(metrics::metrics))
+        .route("/v1/pool", get(pool::pool))
         .method_not_allowed_fallback(other_method);
     let routes = Routes {
         open: open.with_state(app.clone()),
