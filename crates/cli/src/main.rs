@@ -39,7 +39,7 @@ enum Command {
     /// Generate text from one prompt and tell what its KV memory went through
     Run(run::Args),
     /// Serve a model to OpenAI and vLLM clients over HTTP
-    Serve(serve::Args),
+    Serve(Box<serve::Args>),
     /// Fetch a known model, check it and print its path
     Pull(pull::Args),
     /// Show what is in a GGUF file: header, tensors, tokenizer, bytes per KV token
@@ -100,7 +100,7 @@ fn main() -> ExitCode {
 fn run(command: Command) -> anyhow::Result<()> {
     match command {
         Command::Run(args) => run::run(args),
-        Command::Serve(args) => serve::run(args),
+        Command::Serve(args) => serve::run(*args),
         Command::Pull(args) => pull::run(args),
         Command::Inspect(args) => inspect::run(args),
         Command::Tokenize(args) => tokenize::run(args),
