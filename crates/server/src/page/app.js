@@ -105,6 +105,8 @@ async function look() {
 
 function failed(text, message) {
   failures += 1;
+  // Once is no trouble yet.
+  if (last && failures === 1) return soon(SECOND / 2);
   const wait = Math.min(SECOND * failures, SLOWEST);
   state(last ? "stale" : "loading", text);
   const sentence = message.endsWith(".") ? message : `${message}.`;
@@ -177,13 +179,19 @@ function show(pool) {
   document.title = `Reef · ${pool.model}`;
   find("model").textContent = pool.model;
   find("why").dataset.waits = pool.would_wait;
-  find("why-text").textContent = pool.why_not;
+  sentence(find("why-text"), pool.why_not);
   showMemory(pool);
   showRelief(pool);
   showRequests(pool);
   const counters = pool.counters;
   const broken = counters.violations ? ` · ${count(counters.violations)} invariants broken: please report` : "";
   find("foot").textContent = `Reef ${pool.version} · ${count(counters.finished)} requests served, ${count(counters.failed)} failed · ${count(counters.generated_tokens)} tokens generated · up ${ago(Math.max(pool.now_ms, 1000))}${broken}`;
+}
+
+// Names stand between backticks.
+function sentence(element, text) {
+  const parts = text.split("`").map((part, index) => make(index % 2 ? "code" : "span", "", part));
+  element.replaceChildren(...parts);
 }
 
 function showMemory(pool) {

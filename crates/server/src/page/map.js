@@ -245,7 +245,7 @@ export class PoolMap {
 // Neighboring keys get hues far apart.
 export function ownerColor(key, dark) {
   const hue = (key * 137.508 + 200) % 360;
-  return `hsl(${hue.toFixed(0)} ${dark ? "52% 62%" : "58% 46%"})`;
+  return `hsl(${hue.toFixed(0)} ${dark ? "60% 64%" : "58% 46%"})`;
 }
 
 function cellsOf(span) {
