@@ -136,13 +136,12 @@ def main(url, model, events, replays):
     subscriber.rcvtimeo = WAIT_MS
     subscriber.connect(events)
     subscriber.subscribe(b"")
-    shared = "The keeper of the lighthouse wrote a line into the book every evening, whatever the weather. " * 12
+    shared = "The keeper of the lighthouse wrote a line into the book every evening, whatever the weather. " * 8
     prompts = [shared + f"On day {day} it said:" for day in range(4)]
-    prompts += [f"Number {number} of many. " * 120 for number in range(40)]  # more than the pool holds
+    prompts += [f"Number {number} of many. " * 40 for number in range(10)]  # more than the pool holds
     index, heard = Index(), []
     for prompt in prompts:
         body = {"model": model, "prompt": prompt}
-        ids = ask(url, "/tokenize", body)["tokens"]
         ask(url, "/v1/completions", {**body, "max_tokens": 4})
         ask(url, "/v1/completions", {**body, "max_tokens": 1})  # its blocks have been told when it is done
     # Live: everything up to what the replay knows.
@@ -158,7 +157,7 @@ def main(url, model, events, replays):
     assert index.removed > 0 and index.stored > index.removed
     block_size = len(next(iter(index.blocks.values()))[1])
     checked = 0
-    for prompt in prompts:
+    for prompt in reversed(prompts):  # what came last is still there
         body = {"model": model, "prompt": prompt}
         ids = ask(url, "/tokenize", body)["tokens"]
         for number, payload in replay(context, replays, index.next, zmq.DEALER):
