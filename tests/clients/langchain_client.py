@@ -39,7 +39,7 @@ class Answer(BaseModel):
     """An answer and how sure it is."""
 
     verdict: Literal["yes", "no"]
-    percent: int
+    percent: int = Field(ge=0, le=100)
     why: str = Field(max_length=20)
 
 

@@ -224,7 +224,7 @@ def errors():
     with refused("errors: role", openai.BadRequestError):
         chat(messages=[{"role": "emperor", "content": "x"}])
     with refused("errors: prompt too long", openai.BadRequestError, lambda e: e.code == "context_length_exceeded"):
-        complete(prompt=[5] * 20_000)
+        complete(prompt=[5] * 20_000, extra_body={"kv": {"fidelity": "exact"}})
     with refused("errors: an id outside the vocabulary", openai.BadRequestError):
         complete(prompt=[10_000_000])
     with refused("errors: the stream is refused before it starts", openai.BadRequestError):

@@ -89,13 +89,41 @@ fn embedded(schema: &Value, functions: &[Function]) -> String {
         .enumerate()
         .map(|(index, function)| {
             let root = format!("#/$defs/tool{index}");
-            (format!("tool{index}"), moved(&function.parameters, &root))
+            (format!("tool{index}"), moved(&closed(&function.parameters), &root))
         })
         .collect();
     schema["$defs"] = Value::Object(definitions);
     let is_lenient = !functions.iter().all(|function| function.is_strict);
     schema["x-guidance"] = crate::grammar::json_options(is_lenient, None);
     format!("%json {schema}")
+}
+
+/// A tool's schema whose objects have the properties that it names and no others, unless it says otherwise:
+/// what it does not name the tool does not know, and a small model invents properties without end. (What
+/// `allOf` joins describes one object together, and stays open.)
+fn closed(schema: &Value) -> Value {
+    match schema {
+        Value::Object(fields) => {
+            let parts = fields.iter().map(|(name, value)| match name.as_str() {
+                "allOf" | "const" | "enum" | "default" | "examples" => {
+                    (name.clone(), value.clone())
+                }
+                _ => (name.clone(), closed(value)),
+            });
+            let mut fields: Map<String, Value> = parts.collect();
+            let says =
+                ["additionalProperties", "unevaluatedProperties", "patternProperties", "allOf"];
+            if fields.get("type").is_some_and(|kind| kind == "object")
+                && fields.get("properties").is_some_and(Value::is_object)
+                && !says.iter().any(|field| fields.contains_key(*field))
+            {
+                fields.insert("additionalProperties".into(), Value::Bool(false));
+            }
+            Value::Object(fields)
+        }
+        Value::Array(items) => Value::Array(items.iter().map(closed).collect()),
+        other => other.clone(),
+    }
 }
 
 /// A schema whose place in a document is `root`: references within it go there.
@@ -128,5 +156,28 @@ fn tag(tokenizer: &Tokenizer, text: &str) -> String {
     match vocabulary.find(text).filter(is_mark) {
         Some(id) => format!("<[{id}]>"),
         None => json!(text).to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn objects_have_what_they_name_unless_they_say_otherwise() {
+        let schema = json!({
+            "type": "object",
+            "properties": {
+                "type": {"enum": ["object"]},
+                "properties": {"type": "object", "properties": {"a": {}}},
+                "open": {"type": "object", "properties": {}, "additionalProperties": {"type": "string"}},
+                "joined": {"allOf": [{"type": "object", "properties": {"a": {}}}]},
+                "free": {"type": "object"},
+            },
+        });
+        let mut expected = schema.clone();
+        expected["additionalProperties"] = json!(false);
+        expected["properties"]["properties"]["additionalProperties"] = json!(false);
+        assert_eq!(closed(&schema), expected);
     }
 }
