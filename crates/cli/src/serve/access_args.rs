@@ -35,7 +35,7 @@ pub struct AccessArgs {
     /// Listen where others can reach, although no key is needed
     #[arg(long)]
     insecure: bool,
-    /// Origins whose pages may use the server from a browser, such as https://chat.example; `*`: all
+    /// Origins whose pages may use the server from a browser, such as `https://chat.example`; `*`: all
     #[arg(long, value_name = "ORIGIN", env = "REEF_ALLOWED_ORIGINS", value_delimiter = ',')]
     allowed_origins: Vec<String>,
     /// Connections at once at most

@@ -1,6 +1,6 @@
 //! From a listening socket to the last answer: accepting, limits, readiness, draining.
 //!
-//! [`serve`] runs its own accept loop over hyper's HTTP/1 connections, because a language model's clients need
+//! [`serve()`] runs its own accept loop over hyper's HTTP/1 connections, because a language model's clients need
 //! what `axum::serve` does not give: no Nagle (a token would wait 40 ms for the one before it), an end for
 //! those who send or read too slowly, a bound on everything that outsiders can make grow, and an orderly end.
 //! TLS and HTTP/2 are left to a proxy.
