@@ -136,9 +136,9 @@ def main(url, model, events, replays):
     subscriber.rcvtimeo = WAIT_MS
     subscriber.connect(events)
     subscriber.subscribe(b"")
-    shared = "The keeper of the lighthouse wrote a line into the book every evening, whatever the weather. " * 12
+    shared = "The keeper of the lighthouse wrote a line into the book every evening, whatever the weather. " * 8
     prompts = [shared + f"On day {day} it said:" for day in range(4)]
-    prompts += [f"Number {number} of many. " * 120 for number in range(40)]  # more than the pool holds
+    prompts += [f"Number {number} of many. " * 40 for number in range(10)]  # more than the pool holds
     index, heard = Index(), []
     for prompt in prompts:
         body = {"model": model, "prompt": prompt}
