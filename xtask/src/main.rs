@@ -1,8 +1,10 @@
 //! The developer's words. `cargo xtask test` is the one command that CI and people run.
 
 mod bench;
+mod clients;
 mod golden;
 mod licenses;
+mod load;
 mod peers;
 mod routers;
 mod sim;
@@ -20,8 +22,10 @@ const USAGE: &str = "usage: cargo xtask WORD
   licenses           the licenses of all dependencies
   golden [NAME]      writes test vectors anew (xtask/golden/*.py), in a venv under target/
   bench [ARGUMENTS]  reef bench beside llama.cpp; appends to bench/results/
+  load ARGUMENTS     streaming clients in a part of the KV memory they need, also beside llama-server
   sim ARGUMENTS      one simulated world (--seed N), or many (--seeds A..B)
   peers              installs the peers that benches measure against
+  clients [--only NAME,...]  real OpenAI and vLLM clients, installed under target/, against a live server
   routers [--only NAMES]  two servers behind each router: smg, vllm, sglang, dynamo; events: vLLM's KV events";
 
 fn main() -> ExitCode {
@@ -43,8 +47,10 @@ fn run(words: &[String]) -> anyhow::Result<()> {
         ("licenses", []) => licenses::run(),
         ("golden", names) => golden::run(names),
         ("bench", arguments) => bench::run(arguments),
+        ("load", arguments) => load::run(arguments),
         ("sim", arguments) => sim::run(arguments),
         ("peers", []) => peers::run(),
+        ("clients", arguments) => clients::run(arguments),
         ("routers", arguments) => routers::run(arguments),
         _ => bail!("`{}` is no word of xtask\n{USAGE}", words.join(" ")),
     }

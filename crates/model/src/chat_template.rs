@@ -94,6 +94,7 @@ impl Default for Render {
 #[derive(Debug)]
 pub struct ChatTemplate {
     environment: Environment<'static>,
+    source: String,
     bos: String,
     eos: String,
 }
@@ -125,12 +126,18 @@ impl ChatTemplate {
         environment.set_recursion_limit(RECURSION_MAX);
         environment.add_function("raise_exception", raise_exception);
         environment.add_filter("tojson", to_json);
-        let source = without_generation_tags(source);
-        environment.add_template_owned("chat", source).map_err(|error| {
+        let runnable = without_generation_tags(source);
+        environment.add_template_owned("chat", runnable).map_err(|error| {
             let reason = one_line(&error);
             ChatTemplateError::Syntax { reason }
         })?;
-        Ok(ChatTemplate { environment, bos: bos.to_owned(), eos: eos.to_owned() })
+        let source = source.to_owned();
+        Ok(ChatTemplate { environment, source, bos: bos.to_owned(), eos: eos.to_owned() })
+    }
+
+    /// The template as it was given: what it mentions tells what it can show.
+    pub fn source(&self) -> &str {
+        &self.source
     }
 
     /// The prompt for `messages`. Most templates begin it with the BOS token: tokenize it with the

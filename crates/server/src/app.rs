@@ -10,6 +10,7 @@ use crate::access::Access;
 use crate::door::Door;
 use crate::error::ApiError;
 use crate::grammar::Grammars;
+use crate::http::pool::Looks;
 use crate::lifecycle::{Lifecycle, Limits, State};
 use crate::metrics::{Metrics, ModelMetrics};
 use crate::settings::Settings;
@@ -46,6 +47,8 @@ pub struct App {
     pub access: Arc<Access>,
     /// Limits, readiness, and what came and went.
     pub lifecycle: Arc<Lifecycle>,
+    /// The last look at the pool.
+    pub looks: Looks,
     /// What the server has answered.
     pub metrics: Metrics,
     model: OnceLock<Model>,
@@ -61,8 +64,8 @@ impl App {
     pub fn guarded(settings: Settings, access: Access, limits: Limits) -> App {
         let limits = Limits { body_bytes: settings.body_bytes_max, ..limits };
         let (access, lifecycle) = (Arc::new(access), Arc::new(Lifecycle::new(limits)));
-        let metrics = Metrics::new(lifecycle.clone());
-        App { settings, access, lifecycle, metrics, model: OnceLock::new() }
+        let (metrics, looks) = (Metrics::new(lifecycle.clone()), Looks::default());
+        App { settings, access, lifecycle, looks, metrics, model: OnceLock::new() }
     }
 
     /// The model is there: requests are taken from now on. A second one is ignored.

@@ -1,5 +1,7 @@
 //! Routes; one file for each group of them.
 
+mod chat;
+mod chat_answer;
 mod completions;
 mod embeddings;
 mod generate;
@@ -8,6 +10,8 @@ mod json;
 mod loads;
 mod metrics;
 mod models;
+mod openapi;
+pub mod pool;
 mod prompt;
 mod render;
 mod respond;
@@ -28,6 +32,7 @@ pub use respond::new_id;
 use crate::access::{Routes, protect};
 use crate::app::App;
 use crate::error::ApiError;
+use crate::page;
 use crate::telemetry;
 
 /// All routes.
@@ -37,12 +42,17 @@ pub fn router(app: Arc<App>) -> Router {
     let open = Router::new()
         .route("/health", get(health::health))
         .route("/version", get(health::version))
+        // The page shows nothing by itself: what it asks for is the administrator's.
+        .merge(page::routes())
+        .route("/openapi.json", get(openapi::openapi))
         .fallback(nothing_here)
         .method_not_allowed_fallback(other_method);
     let keyed = Router::new()
         .route("/v1/models", get(models::list))
         // An id may have slashes.
         .route("/v1/models/{*id}", get(models::one))
+        .route("/v1/chat/completions", post(chat::chat))
+        .route("/v1/chat/completions/render", post(chat::render))
         .route("/v1/completions", post(completions::completions))
         .route("/v1/completions/render", post(render::completions))
         .route("/v1/embeddings", post(embeddings::embeddings))
@@ -56,6 +66,7 @@ pub fn router(app: Arc<App>) -> Router {
         .layer(body);
     let admin = Router::new()
         .route("/metrics", get(metrics::metrics))
+        .route("/v1/pool", get(pool::pool))
         .method_not_allowed_fallback(other_method);
     let routes = Routes {
         open: open.with_state(app.clone()),

@@ -4,7 +4,7 @@ use reef_engine::constraint::Constraint;
 
 use crate::app::Model;
 use crate::error::ApiError;
-use crate::grammar::{GrammarError, Structure, StructureFields};
+use crate::grammar::{GrammarError, StructureFields};
 
 /// What the fields ask for; `None`: any text.
 ///
@@ -15,19 +15,9 @@ pub async fn constraint(
     fields: &StructureFields,
 ) -> Result<Option<Box<dyn Constraint>>, ApiError> {
     match fields.structure()? {
-        Some(structure) => compile(model, structure).await.map(Some),
+        Some(structure) => Ok(Some(model.grammars.constraint(structure).await?)),
         None => Ok(None),
     }
-}
-
-/// Compiles `structure`, which may take long, without holding others up.
-///
-/// # Errors
-/// What is wrong with it.
-pub async fn compile(model: &Model, structure: Structure) -> Result<Box<dyn Constraint>, ApiError> {
-    let grammars = model.grammars.clone();
-    let compiled = tokio::task::spawn_blocking(move || grammars.compile(&structure)).await;
-    Ok(compiled.map_err(|_| ApiError::internal("the grammar's compiler failed"))??)
 }
 
 impl From<GrammarError> for ApiError {

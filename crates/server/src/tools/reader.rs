@@ -26,6 +26,17 @@ pub struct CallDelta {
 }
 
 impl Read {
+    /// Adds what came after it.
+    pub fn add(&mut self, later: Read) {
+        self.content += &later.content;
+        for call in later.calls {
+            match self.calls.last_mut().filter(|last| last.index == call.index) {
+                Some(last) => last.arguments += &call.arguments,
+                None => self.calls.push(call),
+            }
+        }
+    }
+
     /// Adds to the `count`-th call, unless that is more than `most`.
     fn push(&mut self, count: usize, most: usize, name: Option<String>, arguments: String) {
         if count > most || (name.is_none() && arguments.is_empty()) {

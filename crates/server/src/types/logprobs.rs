@@ -10,8 +10,9 @@ use serde_json::{Map, Value, json};
 pub struct CompletionLogprobs {
     /// Where each token begins, in characters.
     pub text_offset: Vec<usize>,
-    /// Natural logarithms.
-    pub token_logprobs: Vec<Option<f32>>,
+    /// Natural logarithms; written with the digits that `top_logprobs` has, because clients compare the two
+    /// to tell whether a token was the likeliest.
+    pub token_logprobs: Vec<Option<f64>>,
     /// The tokens' texts.
     pub tokens: Vec<String>,
     /// Of each place the likeliest tokens, by text; the token itself always among them.
@@ -29,7 +30,7 @@ impl CompletionLogprobs {
             top.entry(tokens.text(id)).or_insert(json!(logprob));
         }
         self.text_offset.push(offset);
-        self.token_logprobs.push(Some(logprobs.logprob));
+        self.token_logprobs.push(Some(logprobs.logprob.into()));
         self.tokens.push(text);
         self.top_logprobs.push(Some(top));
     }

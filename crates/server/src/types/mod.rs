@@ -1,7 +1,9 @@
 //! What requests say: OpenAI's fields with vLLM's beside them. Every field may be missing or null, and what
 //! is not known is ignored, because routers and clients add fields of their own.
 
+pub mod chat;
 pub mod completion;
+pub mod conversation;
 pub mod generate;
 pub mod kv;
 pub mod logprobs;

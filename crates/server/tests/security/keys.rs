@@ -46,11 +46,8 @@ async fn each_route_asks_for_its_key() {
     }
     for route in ADMIN {
         let status = ask(&server, route, root).await;
-        if status == 404 {
-            // Not there at all in this build.
-            continue;
-        }
-        assert_eq!(status, 200, "{route:?}");
+        // The scripted engine cannot be looked at: 503 for what is let through to it.
+        assert!(status == 200 || status == 503, "{route:?}: {status}");
         assert_eq!(ask(&server, route, "").await, 401, "{route:?}");
         assert_eq!(ask(&server, route, user).await, 403, "{route:?}");
     }

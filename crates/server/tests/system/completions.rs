@@ -169,7 +169,7 @@ fn fields_reach_the_engine() {
     assert_eq!(request.fidelity, Fidelity::Int8);
     assert_eq!(request.priority, -4, "vLLM's lower goes first");
     assert_eq!(request.deadline_us, Some(3000));
-    assert_eq!(request.keep, [0..2]);
+    assert_eq!((request.keep.len(), request.keep[0].clone()), (1, 0..2));
     assert_eq!(request.end_ids, [END, 3]);
     let sampling = &request.sampling;
     assert_eq!((sampling.temperature, sampling.top_k, sampling.seed), (0.5, 0, u64::MAX));

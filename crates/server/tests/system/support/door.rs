@@ -21,6 +21,8 @@ pub struct Script {
     pub dropped_tokens: f64,
     /// Says no instead.
     pub refusal: Option<Refusal>,
+    /// Log-probability of every generated token; -0.5 where none is given.
+    pub logprob: Option<f32>,
     /// Goes silent after the texts, and never ends by itself.
     pub hangs: bool,
 }
@@ -58,7 +60,7 @@ impl ScriptedDoor {
 
     fn logprobs(&self, request: &Request, id: u32) -> Option<TokenLogprobs> {
         let top = (0..request.logprobs?).map(|place| (b'a' as u32 + place as u32, -1.0));
-        Some(TokenLogprobs { id, logprob: -0.5, top: top.collect() })
+        Some(TokenLogprobs { id, logprob: self.script.logprob.unwrap_or(-0.5), top: top.collect() })
     }
 
     /// Tells all of the script; gives the continuations.

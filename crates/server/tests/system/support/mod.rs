@@ -8,6 +8,7 @@ use std::sync::Arc;
 use axum::body::Body;
 use axum::http::{Request, Response, StatusCode};
 use reef_engine::Tenant;
+use reef_model::chat_template::ChatTemplate;
 use reef_server::door::Door;
 use reef_server::grammar::Grammars;
 use reef_server::metrics::{ModelMetrics, Served};
@@ -87,9 +88,21 @@ impl Server {
 
     /// The same with other settings.
     pub fn with(script: Script, settings: Settings) -> Server {
+        Server::of(script, settings, None)
+    }
+
+    /// The same with a chat template.
+    pub fn chatting(script: Script, template: &str) -> Server {
+        Server::of(script, Settings::new("tiny"), Some(template))
+    }
+
+    fn of(script: Script, settings: Settings, template: Option<&str>) -> Server {
         let door = Arc::new(ScriptedDoor::new(script));
         let app = Arc::new(App::new(settings));
-        app.set_model(tiny_model(door.clone()));
+        let model = tiny_model(door.clone());
+        let compile = |source| ChatTemplate::new(source, &model.tokenizer).expect("a template");
+        let template = template.map(compile).map(Arc::new);
+        app.set_model(Model { template, ..model });
         Server { router: http::router(app), door }
     }
 
