@@ -142,7 +142,6 @@ def main(url, model, events, replays):
     index, heard = Index(), []
     for prompt in prompts:
         body = {"model": model, "prompt": prompt}
-        ids = ask(url, "/tokenize", body)["tokens"]
         ask(url, "/v1/completions", {**body, "max_tokens": 4})
         ask(url, "/v1/completions", {**body, "max_tokens": 1})  # its blocks have been told when it is done
     # Live: everything up to what the replay knows.
@@ -158,7 +157,7 @@ def main(url, model, events, replays):
     assert index.removed > 0 and index.stored > index.removed
     block_size = len(next(iter(index.blocks.values()))[1])
     checked = 0
-    for prompt in prompts:
+    for prompt in reversed(prompts):  # what came last is still there
         body = {"model": model, "prompt": prompt}
         ids = ask(url, "/tokenize", body)["tokens"]
         for number, payload in replay(context, replays, index.next, zmq.DEALER):
