@@ -28,7 +28,7 @@ def talks(provider):
     checks.that(f"{provider}: text", text and whole.usage.completion_tokens > 0, whole)
     stream = litellm.completion(messages=ASK, stream=True, stream_options={"include_usage": True}, **at)
     chunks = list(stream)
-    checks.equal(f"{provider}: streamed", "".join(c.choices[0].delta.content or "" for c in chunks), text)
+    checks.equal(f"{provider}: streamed", "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices), text)
     rebuilt = litellm.stream_chunk_builder(chunks, messages=ASK)
     checks.equal(f"{provider}: streamed usage", rebuilt.usage.prompt_tokens, whole.usage.prompt_tokens)
     told = asyncio.run(litellm.acompletion(messages=ASK, **at))

@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import subprocess
+from typing import Annotated
 
 import openai
 from checks import MODEL, URL, Checks, metric, post, settles
@@ -102,11 +103,13 @@ def streams():
     checks.equal("stream: one id", len({chunk.id for chunk in chunks}), 1)
     plain = list(chat(stream=True))
     checks.that("stream: no usage unasked", all(chunk.usage is None and chunk.choices for chunk in plain), plain)
-    with client.chat.completions.stream(model=MODEL, messages=ASK, max_tokens=16, temperature=0) as stream:
+    sentence = {"model": MODEL, "messages": ASK, "max_tokens": 200, "temperature": 0, "stop": ["."]}
+    with client.chat.completions.stream(**sentence) as stream:
         kinds = {event.type for event in stream}
         final = stream.get_final_completion()
+    whole_sentence = chat(**sentence).choices[0].message.content
     checks.that("stream: the helper's events", {"chunk", "content.delta", "content.done"} <= kinds, kinds)
-    checks.equal("stream: the helper's text", final.choices[0].message.content, whole)
+    checks.equal("stream: the helper's text", final.choices[0].message.content, whole_sentence)
     both = list(chat(stream=True, n=2))
     checks.equal("stream: n", {chunk.choices[0].index for chunk in both}, {0, 1})
     said = ["".join(c.choices[0].delta.content or "" for c in both if c.choices[0].index == at) for at in (0, 1)]
@@ -143,10 +146,10 @@ class Mood(enum.Enum):
 
 class City(BaseModel):
     name: str = Field(max_length=20)
-    population_millions: int
+    population_millions: int = Field(ge=0, le=100)
     is_capital: bool
     mood: Mood
-    rivers: list[str] = Field(max_length=2)
+    rivers: list[Annotated[str, Field(max_length=20)]] = Field(max_length=2)
 
 
 def structured():
@@ -261,7 +264,8 @@ async def concurrent():
     async with openai.AsyncOpenAI(base_url=f"{URL}/v1", api_key="none", max_retries=0) as many:
         async def one(tokens):
             stream = await many.chat.completions.create(model=MODEL, messages=ASK, max_tokens=tokens,
-                                                        temperature=0, stream=True)
+                                                        temperature=0, stream=True,
+                                                        extra_body={"ignore_eos": tokens > 1000})
             return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
 
         told = await asyncio.gather(*(one(12) for _ in range(8)))

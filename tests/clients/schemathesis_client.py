@@ -12,7 +12,7 @@ import sys
 
 import schemathesis
 
-EXAMPLES, MOST_TOKENS = 40, 24
+EXAMPLES, MOST_TOKENS = 20, 16
 CHECKS = ("not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance,"
           "unsupported_method")
 

@@ -19,6 +19,7 @@ mod serve;
 mod serving_args;
 mod signals;
 mod tokenize;
+mod top;
 mod workload;
 
 use std::process::ExitCode;
@@ -40,6 +41,8 @@ enum Command {
     Run(run::Args),
     /// Serve a model to OpenAI and vLLM clients over HTTP
     Serve(Box<serve::Args>),
+    /// Watch the memory and the requests of a running server
+    Top(top::Args),
     /// Fetch a known model, check it and print its path
     Pull(pull::Args),
     /// Show what is in a GGUF file: header, tensors, tokenizer, bytes per KV token
@@ -101,6 +104,7 @@ fn run(command: Command) -> anyhow::Result<()> {
     match command {
         Command::Run(args) => run::run(args),
         Command::Serve(args) => serve::run(*args),
+        Command::Top(args) => top::run(args),
         Command::Pull(args) => pull::run(args),
         Command::Inspect(args) => inspect::run(args),
         Command::Tokenize(args) => tokenize::run(args),

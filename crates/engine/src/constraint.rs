@@ -62,6 +62,12 @@ pub trait Constraint: Debug + Send + Sync {
         false
     }
 
+    /// Why it can say no more, so that the text may break off in the middle; nothing is allowed from then on,
+    /// and the request fails.
+    fn fault(&self) -> Option<String> {
+        None
+    }
+
     /// A copy that goes on by itself.
     fn clone_box(&self) -> Box<dyn Constraint>;
 }

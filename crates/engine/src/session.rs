@@ -49,6 +49,14 @@ pub enum EngineError {
         /// Tokens computed when it showed.
         tokens: usize,
     },
+    /// What the text must be can no longer be told: the text would break off in the middle.
+    #[error(
+        "what the text must be takes too much work: {reason}; make the schema or grammar simpler"
+    )]
+    Constraint {
+        /// The constraint's own words.
+        reason: String,
+    },
     /// A text too short to measure a model on.
     #[error("the text to measure on has {tokens} tokens: give at least {minimum}")]
     ShortText {

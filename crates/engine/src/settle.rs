@@ -99,6 +99,11 @@ pub(crate) fn choose(
         }
         None => {}
     }
+    if chosen.finish == Some(FinishReason::Stop)
+        && let Some(reason) = run.sampler.fault()
+    {
+        return Err(EngineError::Constraint { reason });
+    }
     // Of the tokens of the output all but the last stood in rows.
     chosen.kept_rows = verdict.accepted.min(chosen.tokens.len().saturating_sub(1));
     chosen.verdict = verdict;

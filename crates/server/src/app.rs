@@ -70,6 +70,8 @@ impl App {
 
     /// The model is there: requests are taken from now on. A second one is ignored.
     pub fn set_model(&self, model: Model) {
+        let door = self.lifecycle.watch(model.door);
+        let model = Model { door, ..model };
         // Only the start sets it.
         let _ = self.model.set(model);
         self.lifecycle.readiness.set(State::Ready);

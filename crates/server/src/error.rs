@@ -119,6 +119,7 @@ impl From<&EngineError> for ApiError {
             EngineError::Refused(refusal) => refusal.into(),
             EngineError::Failed(error) => (&**error).into(),
             EngineError::Batch(_) => ApiError::invalid("prompt", error.to_string()),
+            EngineError::Constraint { .. } => ApiError::invalid(None, error.to_string()),
             EngineError::Executor(_) => ApiError::unavailable(error.to_string()),
             _ => ApiError::internal(error.to_string()),
         }

@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
 
+use crate::root;
+
 /// A server takes seconds to be ready, on a busy machine many.
 const READY_WITHIN: Duration = Duration::from_secs(120);
 
@@ -25,6 +27,8 @@ impl Server {
         let file = File::create(log)?;
         let mut command = Command::new(binary);
         command.args(["serve", model, "--port", "0", "--host", "127.0.0.1"]);
+        // The model's own shows no tools, and clients are to call some.
+        command.arg("--chat-template").arg(root().join("tests/clients/tools.jinja"));
         command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
         let child = command.spawn().with_context(|| format!("cannot start {command:?}"))?;
         let mut server = Server { child, log: log.into(), address: String::new() };

@@ -218,6 +218,11 @@ impl Sampler {
         self.constraint.as_ref().is_some_and(|constraint| constraint.is_complete())
     }
 
+    /// Why the constraint can say no more, where it has failed.
+    pub fn fault(&self) -> Option<String> {
+        self.constraint.as_ref().and_then(|constraint| constraint.fault())
+    }
+
     /// Takes `token` as generated without choosing it: for a sequence that begins with given output, and
     /// for beams.
     pub fn accept(&mut self, token: u32) {

@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use reef_engine::Tenant;
+use reef_model::chat_template::ChatTemplate;
 use reef_model::gguf::Gguf;
 use reef_model::tokenizer::{Encode, Tokenizer};
 use reef_server::grammar::Grammars;
@@ -51,7 +52,8 @@ fn main() {
     };
     let gguf = Gguf::open(model).expect("a model");
     let tokenizer = Arc::new(Tokenizer::from_gguf(&gguf).expect("a tokenizer"));
-    let server = Server::start(tokenizer);
+    let template = ChatTemplate::from_gguf(&gguf, &tokenizer).expect("a chat template");
+    let server = Server::start(tokenizer, template);
     for path in ["/v1/completions", "/v1/chat/completions"] {
         println!("{path}");
         let step = Duration::from_millis(20);
@@ -71,7 +73,7 @@ struct Server {
 }
 
 impl Server {
-    fn start(tokenizer: Arc<Tokenizer>) -> Server {
+    fn start(tokenizer: Arc<Tokenizer>, template: ChatTemplate) -> Server {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.expect("a runtime");
         let encoded = tokenizer.encode(TEXT, Encode { add_special: false, parse_special: false });
@@ -94,7 +96,7 @@ impl Server {
                 tenants: vec![Tenant::default()],
             }),
             tokenizer,
-            template: None,
+            template: Some(Arc::new(template)),
             door: door.clone(),
         });
         let any_port = SocketAddr::from(([127, 0, 0, 1], 0));

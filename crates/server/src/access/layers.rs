@@ -6,8 +6,8 @@ use axum::Router;
 use axum::extract::{FromRequestParts, Request, State};
 use axum::http::request::Parts;
 use axum::http::{HeaderValue, header};
-use axum::middleware::{Next, from_fn_with_state};
-use axum::response::{IntoResponse, Response};
+use axum::middleware::{Next, from_fn, from_fn_with_state};
+use axum::response::Response;
 
 use super::{Access, Caller};
 use crate::error::ApiError;
@@ -27,8 +27,9 @@ pub struct Routes {
 pub fn protect(access: &Arc<Access>, routes: Routes) -> Router {
     let keyed = routes.keyed.layer(from_fn_with_state(access.clone(), callers));
     let admin = routes.admin.layer(from_fn_with_state(access.clone(), admins));
-    let all = routes.open.merge(keyed).merge(admin);
-    let all = all.layer(from_fn_with_state(access.clone(), browsers));
+    // What is open tells nothing: probes may call the server by any name.
+    let guarded = keyed.merge(admin).layer(from_fn_with_state(access.clone(), browsers));
+    let all = routes.open.merge(guarded).layer(from_fn(as_declared));
     match access.origins.cors() {
         // Outermost: a preflight comes without a key.
         Some(cors) => all.layer(cors),
@@ -36,12 +37,18 @@ pub fn protect(access: &Arc<Access>, routes: Routes) -> Router {
     }
 }
 
-async fn browsers(State(access): State<Arc<Access>>, request: Request, next: Next) -> Response {
-    let mut response = match access.check_browser(request.headers()) {
-        Ok(()) => next.run(request).await,
-        Err(error) => error.into_response(),
-    };
-    // What a browser shows is what we say it is: an error that repeats markup stays JSON.
+async fn browsers(
+    State(access): State<Arc<Access>>,
+    request: Request,
+    next: Next,
+) -> Result<Response, ApiError> {
+    access.check_browser(request.headers())?;
+    Ok(next.run(request).await)
+}
+
+/// What a browser shows is what we say it is: an error that repeats markup stays JSON.
+async fn as_declared(request: Request, next: Next) -> Response {
+    let mut response = next.run(request).await;
     let nosniff = HeaderValue::from_static("nosniff");
     response.headers_mut().insert(header::X_CONTENT_TYPE_OPTIONS, nosniff);
     response

@@ -8,7 +8,7 @@ use reef_engine::constraint::{Constraint, TokenMask};
 /// Where a text stands in its grammar.
 ///
 /// llguidance catches its own panics and counts its own work; once it has failed, nothing is allowed any
-/// more and the generation ends.
+/// more and the request fails.
 pub(super) struct Grammar {
     matcher: Matcher,
     /// Tokens of the vocabulary.
@@ -29,7 +29,7 @@ impl fmt::Debug for Grammar {
 
 impl Constraint for Grammar {
     fn allow(&mut self, mask: &mut TokenMask) {
-        // The error stays in the matcher and is told by `fault`.
+        // The error stays in the matcher, where `fault` finds it.
         let Ok(allowed) = self.matcher.compute_mask_or_eos() else { return };
         for (word, from) in mask.words_mut().iter_mut().zip(allowed.as_slice()) {
             *word |= from;
@@ -48,12 +48,16 @@ impl Constraint for Grammar {
             return;
         }
         if let Err(error) = self.matcher.consume_token(token) {
-            tracing::warn!(token, %error, "a grammar failed; the generation ends");
+            tracing::warn!(token, %error, "a grammar failed");
         }
     }
 
     fn is_complete(&self) -> bool {
         self.matcher.is_stopped()
+    }
+
+    fn fault(&self) -> Option<String> {
+        self.matcher.get_error().map(|error| super::one_line(&error))
     }
 
     fn clone_box(&self) -> Box<dyn Constraint> {

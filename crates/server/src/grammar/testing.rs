@@ -8,16 +8,21 @@ use reef_model::tokenizer::{Decode, TokenType, Tokenizer};
 
 use super::Grammars;
 
-/// SmolLM2's tokenizer, out of the cache that `reef pull` fills.
+/// SmolLM2's tokenizer: byte-level BPE.
 pub(crate) fn tokenizer() -> Option<Arc<Tokenizer>> {
+    tokenizer_of("smollm2")
+}
+
+/// The tokenizer of a model in the cache that `reef pull` fills.
+pub(crate) fn tokenizer_of(alias: &str) -> Option<Arc<Tokenizer>> {
     let folder =
         |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(std::path::PathBuf::from);
     let home = folder("REEF_HOME")
         .or_else(|| folder("XDG_CACHE_HOME").map(|path| path.join("reef")))
         .or_else(|| folder("HOME").map(|path| path.join(".cache/reef")));
-    let path = home.unwrap_or_default().join("smollm2.gguf");
+    let path = home.unwrap_or_default().join(format!("{alias}.gguf"));
     if !path.is_file() {
-        eprintln!("skipped: smollm2.gguf is not in the cache (`reef pull smollm2` fetches it)");
+        eprintln!("skipped: {alias}.gguf is not in the cache (`reef pull {alias}` fetches it)");
         return None;
     }
     let file = Gguf::open(&path).expect("a fetched model opens");

@@ -2,7 +2,7 @@ use std::time::Instant;
 
 use reef_engine::constraint::TokenMask;
 
-use super::testing::{Random, grammars, mask_of, members, tokenizer, walk};
+use super::testing::{Random, grammars, mask_of, members, tokenizer, tokenizer_of, walk};
 use super::*;
 
 fn wanted(spec: GrammarSpec) -> Structure {
@@ -92,6 +92,30 @@ fn walks_over_the_masks_of_a_schema_are_json_that_satisfies_it() {
             assert!(satisfies(&schema, &value), "{text:?} of {schema}");
         }
         assert!(finished >= 20, "only {finished} walks of {schema} ended");
+    }
+}
+
+#[test]
+fn sentencepiece_vocabularies_are_walked_as_well() {
+    let Some(tokenizer) = tokenizer_of("gemma3") else { return };
+    let grammars = grammars(&tokenizer);
+    let mut random = Random(2);
+    let schema = schemas().swap_remove(3);
+    let constraint = grammars.compile(&wanted(GrammarSpec::schema(schema.clone()))).unwrap();
+    let mut finished = 0;
+    for _ in 0..12 {
+        let walked = walk(&tokenizer, constraint.clone_box(), &mut random, 120);
+        let Some(text) = walked else { continue };
+        finished += 1;
+        let value: Value = serde_json::from_str(&text).unwrap_or_else(|_| panic!("{text:?}"));
+        assert!(satisfies(&schema, &value), "{text:?}");
+    }
+    assert!(finished >= 6, "{finished} walks ended");
+    let choices = ["two words", " a space", "\u{1f980}\n\n"].map(String::from).to_vec();
+    let constraint = grammars.compile(&wanted(GrammarSpec::Choice(choices.clone()))).unwrap();
+    for _ in 0..12 {
+        let text = walk(&tokenizer, constraint.clone_box(), &mut random, 40).expect("it ends");
+        assert!(choices.contains(&text), "{text:?}");
     }
 }
 

@@ -7,6 +7,7 @@
 
 mod connection;
 mod exchange;
+mod last_words;
 mod limits;
 mod open_files;
 mod readiness;
@@ -14,6 +15,11 @@ mod serve;
 mod socket;
 mod stop;
 mod traffic;
+
+use std::sync::Arc;
+
+use crate::door::Door;
+use last_words::LastWords;
 
 pub use limits::Limits;
 pub use readiness::{Readiness, State};
@@ -31,11 +37,18 @@ pub struct Lifecycle {
     pub readiness: Readiness,
     /// What came and went.
     pub traffic: Traffic,
+    last_words: LastWords,
 }
 
 impl Lifecycle {
     /// A life that is about to begin: loading.
     pub fn new(limits: Limits) -> Lifecycle {
         Lifecycle { limits, ..Lifecycle::default() }
+    }
+
+    /// A door to what is behind `door`; what is asked through it and has not ended when the time for
+    /// draining is over is ended then. For one door only.
+    pub fn watch(&self, door: Arc<dyn Door>) -> Arc<dyn Door> {
+        self.last_words.watch(door)
     }
 }

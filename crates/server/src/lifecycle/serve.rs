@@ -144,6 +144,9 @@ impl Server {
         let limit = Instant::now() + self.lifecycle.limits.drain_timeout;
         for (state, until) in [(State::Draining, limit), (State::CutOff, limit + LAST_WORDS)] {
             self.lifecycle.readiness.set(state);
+            if state == State::CutOff {
+                self.lifecycle.last_words.end_all();
+            }
             while self.in_flight() > 0 {
                 tokio::select! {
                     biased;

@@ -18,8 +18,10 @@ use crate::app::App;
 use crate::error::Refused;
 use crate::metrics::OpenGuard;
 
-/// Most bytes of a path that a line shows.
-const PATH_BYTES_MAX: usize = 200;
+/// Most characters of a path that a line shows.
+const PATH_CHARS_MAX: usize = 200;
+/// Asked every second by whoever waits for the server: no is the answer they look for.
+const PROBE: &str = "/health";
 
 /// A layer of the router, around all of its handlers.
 pub async fn track(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
@@ -28,13 +30,14 @@ pub async fn track(State(app): State<Arc<App>>, request: Request, next: Next) ->
     let pattern = route.as_ref().map(MatchedPath::as_str);
     let span = request_span(&request, pattern);
     let context = RequestContext::new(request.headers(), pattern.unwrap_or("none"), span);
-    let path = request.uri().path().chars().take(PATH_BYTES_MAX).collect::<String>();
+    let path: String = request.uri().path().escape_debug().take(PATH_CHARS_MAX).collect();
     let mut response = context.clone().scope(next.run(request)).await;
     app.metrics.answered(&method, pattern, response.status(), context.arrived.elapsed());
     if let Ok(id) = HeaderValue::from_str(&context.id) {
         response.headers_mut().insert("x-request-id", id);
     }
-    if response.status().is_client_error() || response.status().is_server_error() {
+    let is_refusal = response.status().is_client_error() || response.status().is_server_error();
+    if is_refusal && pattern != Some(PROBE) {
         refused(&context, &method, &path, &response);
     }
     #[cfg(feature = "otlp")]
@@ -63,9 +66,9 @@ fn refused(context: &RequestContext, method: &Method, path: &str, response: &Res
     let (id, route, status) = (&*context.id, &*context.route, response.status().as_u16());
     let elapsed_ms = context.arrived.elapsed().as_micros() as f64 / 1e3;
     if response.status().is_server_error() {
-        tracing::warn!(target: REFUSAL_TARGET, id, %method, route, ?path, status, kind, code, elapsed_ms, "refused");
+        tracing::warn!(target: REFUSAL_TARGET, id, %method, route, path, status, kind, code, elapsed_ms, "refused");
     } else {
-        tracing::info!(target: REFUSAL_TARGET, id, %method, route, ?path, status, kind, code, elapsed_ms, "refused");
+        tracing::info!(target: REFUSAL_TARGET, id, %method, route, path, status, kind, code, elapsed_ms, "refused");
     }
 }
 

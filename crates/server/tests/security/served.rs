@@ -17,7 +17,7 @@ use crate::support::{Script, ScriptedDoor, tiny_model};
 pub struct Served {
     pub address: SocketAddr,
     pub app: Arc<App>,
-    _stopper: Stopper,
+    pub stopper: Stopper,
 }
 
 /// Limits that a test can wait for.
@@ -25,6 +25,7 @@ pub fn short() -> Limits {
     Limits {
         head_timeout: Duration::from_millis(400),
         body_timeout: Duration::from_millis(400),
+        drain_timeout: Duration::from_millis(50),
         ..Limits::default()
     }
 }
@@ -61,7 +62,7 @@ impl Served {
         let (stopper, stop) = Stop::told();
         let router = http::router(app.clone());
         tokio::spawn(serve(listener, router, app.lifecycle.clone(), stop));
-        Served { address, app, _stopper: stopper }
+        Served { address, app, stopper }
     }
 
     /// Asks with a JSON body on a connection of its own.

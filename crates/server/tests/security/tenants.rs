@@ -4,9 +4,11 @@ use std::sync::Arc;
 
 use reef_engine::{Engine, EngineConfig, EngineHandle};
 use reef_server::access::parse_tenants;
+use reef_server::lifecycle::Stopping;
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
 
+use crate::raw::Raw;
 use crate::served::{Served, access};
 use crate::tiny_model::tiny::Tiny;
 
@@ -128,6 +130,30 @@ async fn a_tenants_header_is_as_good_as_the_field() {
     assert_eq!(status, 200);
     let answer: Value = serde_json::from_str(&text).unwrap();
     assert_eq!(answer["usage"]["kv"]["fidelity"], "exact");
+}
+
+/// Not about tenants; but about a real engine, too.
+#[tokio::test]
+async fn at_the_cut_off_a_stream_ends_whole() {
+    let engines = Engines::start().await;
+    let body = json!({"prompt": "a", "max_tokens": 4000, "ignore_eos": true, "stream": true,
+        "stream_options": {"include_usage": true}})
+    .to_string();
+    let mut raw = Raw::connect(engines.server.address).await;
+    let length = body.len();
+    raw.say(&format!(
+        "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer user-key\r\n\
+         content-length: {length}\r\n\r\n{body}"
+    ))
+    .await;
+    raw.wait_for("data: ").await;
+    engines.server.stopper.stop(Stopping::Drain);
+    let (said, _) = raw.rest().await;
+    assert!(said.contains("\"finish_reason\":\"length\""), "{}", &said[said.len() - 900..]);
+    assert!(said.contains("data: [DONE]\n\n\r\n0\r\n\r\n"), "{}", &said[said.len() - 900..]);
+    let tokens = said.split("\"completion_tokens\":").nth(1).unwrap().split(',').next().unwrap();
+    let tokens: usize = tokens.parse().unwrap();
+    assert!((1..4000).contains(&tokens), "{tokens}");
 }
 
 #[tokio::test]

@@ -36,7 +36,7 @@ async fn what_is_no_http_is_refused_or_closed() {
         b"GET /health HTTP/1.1\r\nhost : localhost\r\n\r\n".into(),
         b"GET /health HTTP/1.1\r\nhost: localhost\r\n folded: a\r\n\r\n".into(),
         b"GET /health HTTP/1.1\r\nhost: local\0host\r\n\r\n".into(),
-        b"GET /health HTTP/1.1\r\nhost: a\r\nhost: b\r\n\r\n".into(),
+        b"GET /v1/models HTTP/1.1\r\nhost: a\r\nhost: b\r\n\r\n".into(),
         b"GET /\xff\xfe HTTP/1.1\r\nhost: localhost\r\n\r\n".into(),
         b"G\0T /health HTTP/1.1\r\nhost: localhost\r\n\r\n".into(),
         format!("{long} /health HTTP/1.1\r\nhost: localhost\r\n\r\n").into(),

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
+use reef_engine::constraint::{Constraint, TokenMask};
 use reef_engine::event::PauseKind;
 use reef_engine::{EngineHandle, FinishReason, Refusal, Request};
 use reef_kv::prefix::IndexKind;
@@ -260,4 +261,52 @@ fn ended_in_the_store_the_record_is_free() {
         server.assert_empty();
     }
     assert!(seen.contains(&(false, false)) && seen.contains(&(true, false)), "{seen:?}");
+}
+
+/// Allows all for so many tokens, then can say no more.
+#[derive(Clone, Debug)]
+struct Breaking(usize);
+
+impl Constraint for Breaking {
+    fn allow(&mut self, mask: &mut TokenMask) {
+        let left = if self.0 > 0 { VOCABULARY as u32 } else { 0 };
+        (0..left).for_each(|id| mask.insert(id));
+    }
+
+    fn accept(&mut self, _: u32) {
+        self.0 = self.0.saturating_sub(1);
+    }
+
+    fn is_complete(&self) -> bool {
+        self.0 == 0
+    }
+
+    fn fault(&self) -> Option<String> {
+        (self.0 == 0).then(|| "out of fuel".into())
+    }
+
+    fn clone_box(&self) -> Box<dyn Constraint> {
+        Box::new(self.clone())
+    }
+}
+
+/// A grammar that breaks in the middle is no end of the text: its request fails, the next is as ever.
+#[test]
+fn a_constraint_that_breaks_fails_its_request_and_no_other() {
+    let model = plain();
+    let requests = unique(&mut Random(4), 2, 40, 20);
+    let expected = alone(&model, &requests);
+    let mut engine = inline_engine(&model, engine_config(budget_of(&model, 6)));
+    let mut run =
+        |request: &Request| engine.run_to_end(request, &mut |_| ControlFlow::Continue(()));
+    for tokens in [0, 1, 7] {
+        let constraint: Option<Box<dyn Constraint>> = Some(Box::new(Breaking(tokens)));
+        let error = run(&Request { constraint, ..requests[0].clone() }).unwrap_err();
+        assert!(error.to_string().contains("out of fuel"), "{tokens}: {error}");
+    }
+    let lasting: Option<Box<dyn Constraint>> = Some(Box::new(Breaking(21)));
+    let outcome = run(&Request { constraint: lasting, ..requests[0].clone() }).unwrap();
+    assert_eq!(outcome.continuations[0].token_ids, expected[0].continuations[0].token_ids);
+    let outcome = run(&requests[1]).unwrap();
+    assert_eq!(outcome.continuations[0].token_ids, expected[1].continuations[0].token_ids);
 }
