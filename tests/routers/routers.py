@@ -58,7 +58,9 @@ def single(words, servers, logs, extra=()):
 
 
 def smg(venvs, servers, logs, _):
-    return single([venvs / "smg/bin/smg", "launch"], servers, logs, ["--policy", "cache_aware", *CHECKS])
+    # By default 64 requests may wait at one server before a new prefix goes to the other.
+    extra = ["--policy", "cache_aware", "--balance-abs-threshold", 1, "--balance-rel-threshold", 1.1, *CHECKS]
+    return single([venvs / "smg/bin/smg", "launch"], servers, logs, extra)
 
 
 def sglang(venvs, servers, logs, _):
@@ -84,7 +86,10 @@ def dynamo(venvs, servers, logs, tokenizer):
     python, port = venvs / "dynamo/bin/python", free_port()
     environment = {**os.environ, "DYN_DISCOVERY_BACKEND": "file", "DYN_FILE_KV": str(logs / "discovery"),
                    "DYN_REQUEST_PLANE": "tcp", "DYN_EVENT_PLANE": "zmq", "DYN_LOG": "info",
-                   "HF_HUB_OFFLINE": "1"}
+                   "HF_HUB_OFFLINE": "1", "HOME": str(logs)}
+    # They would take the machine's other addresses.
+    for name in ("DYN_TCP_RPC_HOST", "DYN_TCP_RESPONSE_STREAM_HOST", "DYN_EVENT_PLANE_HOST", "DYN_SYSTEM_HOST"):
+        environment[name] = "127.0.0.1"
     frontend = [python, "-m", "dynamo.frontend", "--router-mode", "kv", "--http-host", "127.0.0.1",
                 "--http-port", port, "--kv-cache-block-size", servers[0].block_size, "--migration-limit", 2]
     processes = [Process(frontend, logs / "router.log", environment)]

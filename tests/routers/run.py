@@ -6,6 +6,7 @@ Prints a table; the exit code is 1 where anything failed.
 """
 
 import argparse
+import json
 import pathlib
 import shutil
 import subprocess
@@ -56,6 +57,13 @@ def model_tokenizer(options):
         file = path.stdout.strip().splitlines()[-1]
         writer = HERE.parent / "clients/tokenizer.py"
         subprocess.run([options.venvs / "dynamo/bin/python", writer, file, folder], check=True)
+        # The frontend reads the ids that end a text here, and wants to be told an architecture.
+        path, settings = folder / "config.json", json.loads((folder / "tokenizer_config.json").read_text())
+        vocabulary = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
+        config = {**json.loads(path.read_text()), "architectures": ["LlamaForCausalLM"],
+                  "bos_token_id": vocabulary[settings["bos_token"]],
+                  "eos_token_id": vocabulary[settings["eos_token"]]}
+        path.write_text(json.dumps(config))
     return folder
 
 
