@@ -20,6 +20,9 @@ const FORMATS: [(&str, Color); 6] = [
 ];
 const FAINT: Style = Style::new().fg(Color::DarkGray);
 
+/// Columns from which the rungs stand beside the requests, whose table takes 101.
+const BESIDE_WIDTH: u16 = 142;
+
 /// Draws what is known.
 pub fn draw(frame: &mut Frame<'_>, watch: &Watch, url: &str) {
     let Some(pool) = &watch.pool else {
@@ -37,7 +40,7 @@ pub fn draw(frame: &mut Frame<'_>, watch: &Watch, url: &str) {
     let [head, memory, lower, foot] = parts.areas(frame.area());
     draw_head(frame, head, watch, pool, url);
     draw_memory(frame, memory, pool);
-    let [requests, relief] = match lower.width >= 100 {
+    let [requests, relief] = match lower.width >= BESIDE_WIDTH {
         true => Layout::horizontal([Constraint::Min(60), Constraint::Length(40)]).areas(lower),
         false => Layout::vertical([Constraint::Min(3), Constraint::Max(8)]).areas(lower),
     };
@@ -335,7 +338,7 @@ mod tests {
         let mut watch = Watch::default();
         watch.see(pool(1000, 0));
         watch.see(pool(2000, 50));
-        let wide = shown(&watch, 120, 20);
+        let wide = shown(&watch, 120, 28);
         let expected = [
             "smollm2[31m  http://host  live",
             "2 running, 1 waiting, 0 paused; about 3 at most (kv)",
@@ -343,8 +346,8 @@ mod tests {
             "─ KV memory: 5.0 MiB held of 8.0 MiB, peak 7.0 MiB ─",
             "■ f16 3.0 MiB  ■ int4 2.0 MiB  ■ idle 1.0 MiB  ■ free 2.0 MiB",
             "One more request would wait.",
-            "#7     a            int4   decode            120     45/256       2.0 MiB",
-            "#9     b            exact  paused: swap",
+            "#7      a            int4   decode            120     45/256       2.0 MiB",
+            "#9      b            exact  paused: swap",
             "   2 s int4        #7       3 blocks, 293 KiB",
         ];
         for line in expected {
