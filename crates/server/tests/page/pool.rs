@@ -50,7 +50,6 @@ fn the_document_adds_up_while_memory_gives_way() {
         let pool = pool(&served, "");
         assert_adds_up(&pool);
         relieved = pool["relief"].as_array().unwrap().len() > 3;
-        assert!(pool["requests"].as_array().unwrap().len() >= 10);
         let states = ["waiting", "prefill", "decode", "paused"];
         for row in pool["requests"].as_array().unwrap() {
             assert!(states.contains(&row["state"].as_str().unwrap()), "{row}");
