@@ -38,7 +38,7 @@ impl Drop for SpanGuard {
 pub(super) fn layer<S>()
 -> Result<Option<(Box<dyn Layer<S> + Send + Sync>, SpanGuard)>, TelemetryError>
 where
-    S: Subscriber + for<'a> LookupSpan<'a>,
+    S: Subscriber + for<'a> LookupSpan<'a> + Send + Sync,
 {
     let names = [OTEL_EXPORTER_OTLP_TRACES_ENDPOINT, OTEL_EXPORTER_OTLP_ENDPOINT];
     let is_set = |name: &&str| std::env::var(name).is_ok_and(|endpoint| !endpoint.is_empty());
@@ -101,7 +101,7 @@ pub(super) fn answered(context: &RequestContext, status: StatusCode) {
 /// Notes what was generated. vLLM's names (`gen_ai.latency.*`) where the conventions have none.
 pub(super) fn generated(context: &RequestContext, model: &str, summary: &RequestSummary) {
     let span = &context.span;
-    let mut set = |name: &'static str, value: Value| span.set_attribute(name, value);
+    let set = |name: &'static str, value: Value| span.set_attribute(name, value);
     set("gen_ai.provider.name", "reef".into());
     set("gen_ai.operation.name", operation(&context.route).into());
     set("gen_ai.request.model", model.to_owned().into());
