@@ -22,6 +22,7 @@ from dynamo.common.backend.publisher import ZmqSource
 from dynamo.common.backend.run import run
 from dynamo.common.backend.worker import WorkerConfig
 from dynamo.common.utils.token_ids import normalize_request_token_ids
+from dynamo.llm.exceptions import CannotConnect, Disconnected, EngineShutdown, InvalidArgument, StreamIncomplete
 
 logger = logging.getLogger(__name__)
 
@@ -155,6 +156,16 @@ class ReefEngine(LLMEngine):
 
     async def generate(self, request, context):
         normalize_request_token_ids(request)
+        try:
+            async for chunk in self.relay(request, context):
+                yield chunk
+        # Of these the frontend knows that another worker can go on where this one stopped.
+        except aiohttp.ClientConnectorError as error:
+            raise CannotConnect(str(error)) from error
+        except aiohttp.ClientError as error:
+            raise Disconnected(str(error)) from error
+
+    async def relay(self, request, context):
         logprobs, _ = parse_logprob_options(request.get("output_options") or {})
         body = {"request_id": context.id(), "token_ids": request["token_ids"], "stream": True,
                 "stream_options": {"include_usage": True},
@@ -162,7 +173,8 @@ class ReefEngine(LLMEngine):
         held, usage = [], None
         async with self.session.post(self.args.url + "/inference/v1/generate", json=body) as answer:
             if answer.status != 200:
-                raise RuntimeError(f"reef answered {answer.status}: {(await answer.text())[:500]}")
+                kind = {400: InvalidArgument, 503: EngineShutdown}.get(answer.status, RuntimeError)
+                raise kind(f"reef answered {answer.status}: {(await answer.text())[:500]}")
             async for line in answer.content:
                 if context.is_stopped():
                     # Closing the connection ends the request at the server.
@@ -184,7 +196,7 @@ class ReefEngine(LLMEngine):
                     else:
                         yield chunk
         if not held:
-            raise RuntimeError("reef ended the stream early")
+            raise StreamIncomplete("reef ended the stream early")
         if usage:
             details = {"cached_tokens": (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)}
             counts = {name: usage[name] for name in ("prompt_tokens", "completion_tokens", "total_tokens")}
