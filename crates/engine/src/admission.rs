@@ -55,11 +55,12 @@ pub enum Refusal {
         /// Bytes of the quota.
         quota_bytes: usize,
     },
-    /// The prompt leaves no position of the trained context, and dropping is not permitted.
+    /// The prompt leaves no position of the trained context, and dropping is not permitted. (Its first words
+    /// are OpenAI's, by which clients such as litellm know the case.)
     #[error(
-        "the prompt has {prompt} tokens and max_tokens is {max_tokens}, together more than the \
-         model's trained context of {context}: shorten them, or permit `evict` (contract and ladder), \
-         which goes on with a part of the context"
+        "this model's maximum context length is {context} tokens, as it was trained; the prompt has \
+         {prompt} tokens and max_tokens is {max_tokens}: shorten them, or permit `evict` (contract and \
+         ladder), which goes on with a part of the context"
     )]
     Context {
         /// Prompt tokens.

@@ -6,13 +6,16 @@ use crate::event::{Event, PauseKind};
 
 /// Entries kept.
 const MOST_ENTRIES: usize = 200;
+/// What is alike within so many microseconds is one entry: at hundreds of steps a second the entries would
+/// otherwise not reach back for one.
+const TOGETHER_US: u64 = 1_000_000;
 
-/// One time that memory gave way.
+/// One time that memory gave way, or several within a second: of one request, by one rung, for one reason.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Relieved {
-    /// The engine's time in microseconds.
+    /// The engine's time in microseconds, of the first of them.
     pub at_us: u64,
-    /// The step before which it happened.
+    /// The step before which it happened, of the first of them.
     pub step: u64,
     /// Key of the request whose memory it was; `None`: the prefix cache's.
     pub request: Option<u64>,
@@ -80,6 +83,17 @@ impl Recent {
     }
 
     fn push(&mut self, relieved: Relieved) {
+        let late = |known: &&mut Relieved| known.at_us + TOGETHER_US > relieved.at_us;
+        let alike = self.0.iter_mut().rev().take_while(late).find(|known| {
+            let kind = |of: &Relieved| (of.request, of.rung, of.reason);
+            kind(known) == kind(&relieved)
+        });
+        if let Some(known) = alike {
+            known.blocks += relieved.blocks;
+            known.bytes += relieved.bytes;
+            known.harm += relieved.harm;
+            return;
+        }
         if self.0.len() == MOST_ENTRIES {
             self.0.pop_front();
         }
@@ -97,27 +111,30 @@ mod tests {
     use crate::event::{Pause, PauseReason};
 
     #[test]
-    fn the_last_are_kept() {
+    fn the_last_are_kept_and_those_of_a_second_are_one() {
         let mut recent = Recent::default();
-        for step in 0..300 {
-            recent.note_evicted(step, step, 100);
+        for second in 0..300 {
+            recent.note_evicted(second * TOGETHER_US, second, 100);
+            recent.note_evicted(second * TOGETHER_US + 5, second + 1, 50);
         }
-        recent.note_evicted(300, 300, 0);
+        let now_us = 300 * TOGETHER_US;
+        recent.note_evicted(now_us, 300, 0);
         let (branch, blocks, bytes, lost_tokens) = (0, 3, 300, 0);
-        for kind in PauseKind::ALL {
+        for kind in PauseKind::ALL.into_iter().chain([PauseKind::Swap]) {
             let reason = PauseReason::Demand;
             let pause = Pause { branch, step: 301, kind, reason, blocks, bytes, lost_tokens };
-            recent.note(9, 7, &Event::Paused(pause));
+            recent.note(now_us, 7, &Event::Paused(pause));
         }
-        recent.note(9, 7, &Event::Prefilled { tokens: 1, total: 2 });
+        recent.note(now_us, 7, &Event::Prefilled { tokens: 1, total: 2 });
         let entries: Vec<&Relieved> = recent.entries().collect();
-        assert_eq!((entries.len(), entries[0].step), (MOST_ENTRIES, 103));
+        let first = (entries[0].step, entries[0].bytes);
+        assert_eq!((entries.len(), first), (MOST_ENTRIES, (103, 150)));
         let last: Vec<_> =
             entries[197..].iter().map(|last| (last.request, last.rung, last.bytes)).collect();
         let of_request = Some(7);
         assert_eq!(
             last,
-            [(of_request, "wait", 0), (of_request, "swap", 300), (of_request, "recompute", 300)]
+            [(of_request, "wait", 0), (of_request, "swap", 600), (of_request, "recompute", 300)]
         );
     }
 }
