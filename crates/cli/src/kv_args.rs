@@ -24,9 +24,10 @@ pub struct KvArgs {
     /// KV memory, such as 24MiB [default: what the trained context needs, at most half of what is free]
     #[arg(long, value_name = "SIZE", value_parser = sizes::parse)]
     kv_memory: Option<u64>,
-    /// What may be done to the KV memory: exact, int8, int4 or evict; each permits those before it
-    #[arg(long, value_name = "CONTRACT", default_value = "evict")]
-    pub fidelity: Fidelity,
+    /// What may be done to the KV memory: exact, int8, int4 or evict; each permits those before it [default:
+    /// evict, of serve int4]
+    #[arg(long, value_name = "CONTRACT")]
+    fidelity: Option<Fidelity>,
     /// Format of every sealed block from the start
     #[arg(long, value_name = "FORMAT", default_value = "f16", value_parser = parse_kv_format)]
     kv_format: PageFormat,
@@ -58,14 +59,24 @@ fn parse_ladder(list: &str) -> Result<Ladder, String> {
 }
 
 impl KvArgs {
+    /// The contract.
+    pub fn fidelity(&self) -> Fidelity {
+        self.fidelity.unwrap_or(Fidelity::Evict)
+    }
+
+    /// Takes `fidelity` for the contract where none was asked for.
+    pub fn set_default_fidelity(&mut self, fidelity: Fidelity) {
+        self.fidelity.get_or_insert(fidelity);
+    }
+
     /// Refuses what does not go together, before anything is loaded.
     pub fn check(&self) -> anyhow::Result<()> {
-        if !self.fidelity.permits_format(self.kv_format) {
+        if !self.fidelity().permits_format(self.kv_format) {
             let format = self.kv_format.name();
             let wanted = Fidelity::ALL.into_iter().find(|f| f.permits_format(self.kv_format));
             bail!(WrongArguments(format!(
                 "--kv-format {format} goes not with --fidelity {}: permit {} or keep f16",
-                self.fidelity.name(),
+                self.fidelity().name(),
                 wanted.map_or("evict", Fidelity::name),
             )));
         }
@@ -79,10 +90,10 @@ impl KvArgs {
     fn ignored_policy(&self) -> Option<String> {
         let policy = self.policy.as_ref()?;
         let ladder = self.ladder.clone().unwrap_or_default();
-        let what = match self.fidelity.permits(Rung::Evict) {
-            true if ladder.permits(self.fidelity, Rung::Evict) => return None,
+        let what = match self.fidelity().permits(Rung::Evict) {
+            true if ladder.permits(self.fidelity(), Rung::Evict) => return None,
             true => "this --ladder".to_string(),
-            false => format!("--fidelity {}", self.fidelity.name()),
+            false => format!("--fidelity {}", self.fidelity().name()),
         };
         Some(format!("--policy {policy} has no effect: {what} drops nothing (evict would)"))
     }
@@ -149,7 +160,7 @@ impl KvArgs {
         let asked = self.ladder.clone().unwrap_or_default();
         let with_8_bit_keys =
             runner.spec().bytes_per_token(PageFormat::K8V4, block_size) * tokens as f64;
-        let matters = asked.permits(self.fidelity, Rung::Int4) && with_8_bit_keys > budget as f64;
+        let matters = asked.permits(self.fidelity(), Rung::Int4) && with_8_bit_keys > budget as f64;
         let profile = match matters {
             true => profiles::known_or_measured(gguf, runner, block_size)?,
             false => profiles::known(gguf),

@@ -92,7 +92,17 @@ impl Programs {
     pub fn serve(&self, model: &Path, kv_bytes: u64) -> Vec<String> {
         let model = model.display().to_string();
         let (threads, bytes) = (self.threads.to_string(), kv_bytes.to_string());
-        let words = ["serve", &model, "--kv-memory", &bytes, "--threads", &threads, "--prefault"];
+        let words = [
+            "serve",
+            &model,
+            "--kv-memory",
+            &bytes,
+            "--threads",
+            &threads,
+            "--prefault",
+            "--fidelity",
+            "evict",
+        ];
         words.map(String::from).to_vec()
     }
 

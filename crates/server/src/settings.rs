@@ -7,7 +7,7 @@ use reef_kv::Fidelity;
 pub struct Settings {
     /// Ids under which the model is served, the first of them shown; at least one.
     pub model_names: Vec<String>,
-    /// The contract of requests that name none.
+    /// The contract of requests that name none, and the most that one may permit.
     pub fidelity: Fidelity,
     /// Bytes of a request's body at most.
     pub body_bytes_max: usize,

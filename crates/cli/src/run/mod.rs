@@ -188,7 +188,7 @@ fn request(args: &Args, tokenizer: &Tokenizer, prompt: Vec<u32>) -> Request {
         None if args.n == 1 => Branches::One,
         None => Branches::Sample { n: args.n, best_of: args.n },
     };
-    let plain = Request::new(prompt, args.kv.fidelity);
+    let plain = Request::new(prompt, args.kv.fidelity());
     Request { max_tokens, sampling, end_ids, branches, ..plain }
 }
 

@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use reef_engine::{Engine, EngineConfig, EngineHandle, Tenant};
+use reef_kv::Fidelity;
 use reef_model::chat_template::{ChatTemplate, ChatTemplateError};
 use reef_model::gguf::Gguf;
 use reef_model::tokenizer::Tokenizer;
@@ -82,7 +83,10 @@ pub struct Args {
 }
 
 /// Runs `reef serve`.
-pub fn run(args: Args) -> anyhow::Result<()> {
+pub fn run(mut args: Args) -> anyhow::Result<()> {
+    // Whoever did not ask for it gets no answer from a context with holes: a prompt longer than
+    // `max_model_len` is refused, as clients expect.
+    args.kv.set_default_fidelity(Fidelity::Int4);
     args.kv.check()?;
     args.kv_events.check(args.access.is_insecure())?;
     let started = telemetry::start(&args.log.settings());
@@ -144,7 +148,7 @@ fn settings(args: &Args) -> anyhow::Result<Settings> {
     }
     let body_bytes_max = usize::try_from(args.max_body_size).context("--max-body-size")?;
     let settings = Settings::new("");
-    Ok(Settings { model_names: names, fidelity: args.kv.fidelity, body_bytes_max, ..settings })
+    Ok(Settings { model_names: names, fidelity: args.kv.fidelity(), body_bytes_max, ..settings })
 }
 
 /// The id that is shown.

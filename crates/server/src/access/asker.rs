@@ -44,6 +44,14 @@ impl Asker {
         let kv = kv.unwrap_or_default().or(self.headers.clone());
         let default = app.settings.fidelity;
         let asked = kv.fidelity.is_some().then(|| kv.fidelity(default)).transpose()?;
+        if let Some(asked) = asked.filter(|asked| *asked > default) {
+            let (asked, most) = (asked.name(), default.name());
+            let message = format!(
+                "kv.fidelity is {asked}, which permits more than this server does: ask for {most} or a \
+                 stricter one (reef serve --fidelity {asked} would permit it)"
+            );
+            return Err(ApiError::invalid("kv.fidelity", message));
+        }
         let priority = kv.priority.or(vllm_priority.map(i32::saturating_neg));
         let tenant = app.access.tenant(&self.caller, kv.tenant.as_deref())?;
         let (fidelity, priority) = app.access.permit(tenant, asked, default, priority)?;

@@ -5,6 +5,7 @@ use reef_engine::constraint::TokenMask;
 use reef_engine::event::{Pause, PauseKind, PauseReason};
 use reef_engine::{Branches, FinishReason, Refusal};
 use reef_kv::Fidelity;
+use reef_server::Settings;
 use serde_json::{Value, json};
 
 use crate::support::{END, Script, Server};
@@ -299,4 +300,18 @@ fn a_client_that_goes_away_ends_its_request() {
         drop(response);
     });
     assert_eq!(*server.door.ended.lock().unwrap(), [(0, FinishReason::Cancelled)]);
+}
+
+#[test]
+fn no_request_permits_more_than_the_server_does() {
+    let settings = Settings { fidelity: Fidelity::Int4, ..Settings::new("tiny") };
+    let server = Server::with(Script::says("x"), settings);
+    let asks = |fidelity: &str| json!({"prompt": "a", "kv": {"fidelity": fidelity}});
+    let refused = server.post(PATH, &asks("evict"));
+    assert_eq!(refused.status, StatusCode::BAD_REQUEST);
+    assert_eq!(refused.json()["error"]["param"], "kv.fidelity");
+    assert_eq!(server.post(PATH, &asks("exact")).status, StatusCode::OK);
+    assert_eq!(server.post(PATH, &json!({"prompt": "a"})).status, StatusCode::OK);
+    let asked = server.door.asked.lock().unwrap();
+    assert_eq!([asked[0].fidelity, asked[1].fidelity], [Fidelity::Exact, Fidelity::Int4]);
 }
