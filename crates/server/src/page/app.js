@@ -129,11 +129,21 @@ async function lookAtMetrics() {
     const samples = now[name].count - before.count;
     const mean = samples > 0 ? ((now[name].sum - before.sum) / samples) * 1000 : null;
     charts[name].push(performance.now() / 1000, mean);
-    if (mean !== null) find(name).textContent = short(mean);
+    if (mean !== null) showDuration(name, mean);
     const overall = now[name].count > 0 ? (now[name].sum / now[name].count) * 1000 : null;
-    find(`${name}-more`).textContent = overall === null ? "none yet" : `mean since the start ${short(overall)} ms`;
+    find(`${name}-more`).textContent = overall === null ? "none yet" : `mean since the start ${duration(overall).join(" ")}`;
   }
   lastMetrics = now;
+}
+
+function duration(ms) {
+  return ms >= 10_000 ? [short(ms / 1000), "s"] : [short(ms), "ms"];
+}
+
+function showDuration(id, ms) {
+  const [value, unit] = duration(ms);
+  find(id).textContent = value;
+  find(`${id}-unit`).textContent = unit;
 }
 
 // Sum and count of a histogram, over all its labels.

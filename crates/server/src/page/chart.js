@@ -1,6 +1,8 @@
 // A line over the last minutes, drawn on a canvas.
 
 const SECONDS = 300;
+// Values that are further apart are not joined.
+const GAP_SECONDS = 20;
 
 export class Chart {
   constructor(canvas, colorName) {
@@ -47,8 +49,7 @@ export class Chart {
     paper.lineJoin = "round";
     paper.strokeStyle = color;
     paper.fillStyle = color;
-    // A stretch without values is a gap, not a line.
-    for (const stretch of stretches(this.points)) {
+    for (const stretch of stretches(known)) {
       paper.beginPath();
       for (const [seconds, value] of stretch) paper.lineTo(x(seconds), y(value));
       paper.stroke();
@@ -62,10 +63,11 @@ export class Chart {
 }
 
 function stretches(points) {
-  const found = [[]];
+  const found = [];
   for (const point of points) {
-    if (point[1] === null) found.push([]);
-    else found.at(-1).push(point);
+    const before = found.at(-1)?.at(-1);
+    if (before && point[0] - before[0] <= GAP_SECONDS) found.at(-1).push(point);
+    else found.push([point]);
   }
-  return found.filter((stretch) => stretch.length > 0);
+  return found;
 }

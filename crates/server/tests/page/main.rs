@@ -22,7 +22,7 @@ use reef_server::{App, Model, Settings, http};
 use browser::Browser;
 use reciter::{TENANT, TEXT};
 
-const BUDGET_BYTES: usize = 6 << 20;
+const BUDGET_BYTES: usize = 3 << 20;
 const KEY: &str = "sk-admin-of-this-test";
 
 /// A server on a thread of its own, until it is dropped.
@@ -71,7 +71,7 @@ fn load(engine: &EngineHandle) {
         let prompt = (0..150).map(|token| (index + token) % 250).collect();
         let fidelity = Fidelity::ALL[index as usize % 4];
         // What is exact fits, and is soon done.
-        let max_tokens = if fidelity == Fidelity::Exact { 300 } else { 3000 };
+        let max_tokens = if fidelity == Fidelity::Exact { 300 } else { 1500 };
         let request = Request {
             max_tokens: Some(max_tokens),
             tenant: index as usize % 2,
@@ -130,14 +130,14 @@ fn the_page_shows_the_pool_and_streams_an_answer() {
     assert_eq!(answer.len(), 200);
     assert!(twice.contains(&answer), "{answer}");
     assert!(browser.text("ask-kv-text").starts_with("Contract int4"));
+    // Its latencies come from what the server measured.
+    browser.until("Number(document.getElementById('ttft').textContent) > 0");
     load(&served.engine);
     browser.until("document.querySelectorAll('#rows tr').length >= 10");
     browser.until("document.querySelectorAll('#relief li').length > 3");
     browser.until("Number(document.getElementById('rate').textContent.replace(',', '')) > 0");
     assert!(browser.value(COLORS).as_u64() > idle.as_u64().max(Some(2)), "more than nothing");
-    // The legend's bytes are the budget.
-    let said = browser.text("why-text");
-    assert!(said.contains("would wait") || said.contains("would"), "{said}");
+    assert!(browser.text("why-text").starts_with("One more request of 512 tokens (exact) would "));
     for mode in ["owner", "state", "format"] {
         browser.value(&format!("document.querySelector('input[value={mode}]').click()"));
         assert!(
@@ -163,9 +163,7 @@ fn assert_only_text(browser: &mut Browser) {
 
 /// Nothing went wrong, and nobody else was asked.
 fn assert_quiet(browser: &Browser, url: &str) {
-    let metrics = |complaint: &&String| !complaint.contains("/metrics");
-    let complaints: Vec<&String> = browser.complaints.iter().filter(metrics).collect();
-    assert!(complaints.is_empty(), "{complaints:#?}");
+    assert!(browser.complaints.is_empty(), "{:#?}", browser.complaints);
     let own = |asked: &&String| !asked.starts_with(url) && !asked.starts_with("data:");
     let others: Vec<&String> = browser.asked.iter().filter(own).collect();
     assert!(others.iter().all(|asked| *asked == "about:blank"), "{others:?}");
