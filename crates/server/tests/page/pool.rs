@@ -46,7 +46,7 @@ fn the_document_adds_up_while_memory_gives_way() {
     let begun = Instant::now();
     let mut relieved = false;
     while !relieved {
-        assert!(begun.elapsed() < Duration::from_secs(120), "no relief");
+        assert!(begun.elapsed() < Duration::from_secs(40), "no relief");
         let pool = pool(&served, "");
         assert_adds_up(&pool);
         relieved = pool["relief"].as_array().unwrap().len() > 3;
