@@ -12,11 +12,12 @@ use axum::http::Request as HttpRequest;
 use libfuzzer_sys::fuzz_target;
 use reef_engine::event::Event;
 use reef_engine::handle::Listener;
-use reef_engine::{EngineError, FinishReason, Refusal, Request};
+use reef_engine::{EngineError, FinishReason, Refusal, Request, Tenant};
 use reef_model::chat_template::ChatTemplate;
 use reef_model::tokenizer::Tokenizer;
 use reef_server::door::{Door, Look};
 use reef_server::grammar::Grammars;
+use reef_server::metrics::{ModelMetrics, Served};
 use reef_server::{App, Model, Settings, http};
 use tokio::runtime::Runtime;
 use tower::ServiceExt as _;
@@ -98,6 +99,14 @@ static SERVER: LazyLock<Server> = LazyLock::new(|| {
         budget_bytes: 1 << 20,
         block_size: 32,
         grammars: Arc::new(Grammars::new(tokenizer.clone(), &[tokenizer::END])),
+        metrics: ModelMetrics::new(Served {
+            model_name: "tiny".into(),
+            max_model_len: 1024,
+            block_size: 32,
+            f16_blocks: 32,
+            prefix_caching: false,
+            tenants: vec![Tenant::default()],
+        }),
         tokenizer,
         template: Some(Arc::new(template)),
         door: Arc::new(Looking),

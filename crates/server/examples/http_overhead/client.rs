@@ -44,10 +44,13 @@ async fn read_stream(address: SocketAddr, request: String) -> usize {
     stream.set_nodelay(true).expect("a socket");
     stream.write_all(request.as_bytes()).await.expect("a request");
     let (mut buffer, mut kept, mut events) = (vec![0; 16 << 10], 0, 0);
+    let mut begun = false;
     loop {
         let read = stream.read(&mut buffer[kept..]).await.expect("events");
         assert!(read > 0, "closed within the stream");
         let known = &buffer[..kept + read];
+        let is_good = std::mem::replace(&mut begun, true) || known.starts_with(b"HTTP/1.1 200");
+        assert!(is_good, "{}", String::from_utf8_lossy(known));
         // A mark that ends within what was kept was counted.
         let new = &known[kept.saturating_sub(5)..];
         events += new.windows(6).filter(|bytes| *bytes == b"data: ").count();

@@ -1,7 +1,7 @@
-//! What the server costs: `overhead MODEL.gguf [STREAMS TOKENS]`. An engine that computes nothing tells tokens as fast
-//! as they are taken, or at a fixed pace; clients in a process of their own read the streams over loopback
-//! sockets. Printed: tokens a second, the server's CPU time per token (all its threads, the stand-in's telling
-//! included), and what it adds to the time to the first token.
+//! What the server costs: `http_overhead MODEL.gguf [STREAMS TOKENS]`. An engine that computes nothing tells tokens as
+//! fast as they are taken, or at a fixed pace; clients in a process of their own read the streams over loopback
+//! sockets. Printed: tokens a second; the server's time per token, on its own threads (CPU) and in the listeners that
+//! it has on the engine's thread; and what it adds to the time to the first token.
 //!
 //! The tokenizer is the model's; its weights are not used.
 
@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use reef_engine::Tenant;
+use reef_load::resident;
 use reef_model::chat_template::ChatTemplate;
 use reef_model::gguf::Gguf;
 use reef_model::tokenizer::{Encode, Tokenizer};
@@ -58,8 +59,8 @@ fn main() {
         println!("{path}");
         let step = Duration::from_millis(20);
         server.measure(path, "as fast as taken", streams, tokens, Pace::AsTaken);
-        server.measure(path, "a token each 20 ms", streams, 100, Pace::Every(step));
-        server.measure(path, "one stream, 2 ms", 1, 1000, Pace::Every(step / 10));
+        server.measure(path, "a token each 20 ms", streams, 250, Pace::Every(step));
+        server.measure(path, "one stream, 2 ms", 1, 2500, Pace::Every(step / 10));
         server.measure_first_token(path, 200);
     }
 }
@@ -114,7 +115,7 @@ impl Server {
     /// `streams` of `tokens` each, all at once.
     fn measure(&self, path: &str, name: &str, streams: usize, tokens: usize, pace: Pace) {
         self.door.set(pace, streams);
-        let cpu_before = cpu_ns();
+        let (cpu_before, stub_before) = (server_cpu(), stub_cpu());
         let program = std::env::current_exe().expect("this program");
         let words = [streams.to_string(), tokens.to_string()];
         let mut readers = Command::new(program);
@@ -123,11 +124,15 @@ impl Server {
         assert!(ended.success(), "the readers failed");
         let told = self.door.told();
         let (count, seconds) = (told.tokens as f64, told.elapsed.as_secs_f64());
-        let cpu_us = (cpu_ns() - cpu_before) as f64 / 1e3;
+        let per_token = |time: Duration| time.as_secs_f64() * 1e6 / count;
+        let (cpu, stub) = (server_cpu() - cpu_before, stub_cpu() - stub_before);
         println!(
-            "  {name}: {streams} streams of {tokens}: {:.0} tok/s, {:.1} us CPU per token",
+            "  {name}: {streams} streams of {tokens}: {:.0} tok/s; us per token: {:.1} CPU of the server's threads, \
+             {:.1} in listeners; {:.1} CPU of the stand-in's thread in all",
             count / seconds,
-            cpu_us / count
+            per_token(cpu),
+            per_token(told.telling),
+            per_token(stub)
         );
     }
 
@@ -155,12 +160,21 @@ impl Server {
     }
 }
 
-/// CPU time of this process's threads, in nanoseconds, as the scheduler of Linux counts it.
-fn cpu_ns() -> u64 {
+/// CPU time of this process, threads that have ended included, but for the stand-in's thread.
+fn server_cpu() -> Duration {
+    let all = resident::cpu_seconds(std::process::id()).expect("Linux's /proc");
+    Duration::from_secs_f64(all).saturating_sub(stub_cpu())
+}
+
+/// CPU time of the stand-in's thread, as the scheduler of Linux counts it.
+fn stub_cpu() -> Duration {
     let threads = std::fs::read_dir("/proc/self/task").expect("Linux's /proc");
     let of_thread = |thread: std::io::Result<std::fs::DirEntry>| -> Option<u64> {
-        let counts = std::fs::read_to_string(thread.ok()?.path().join("schedstat")).ok()?;
-        counts.split_whitespace().next()?.parse().ok()
+        let path = thread.ok()?.path();
+        let name = std::fs::read_to_string(path.join("comm")).ok()?;
+        let counts = std::fs::read_to_string(path.join("schedstat")).ok()?;
+        let ran = counts.split_whitespace().next()?.parse().ok()?;
+        (name.trim() == stub::THREAD).then_some(ran)
     };
-    threads.filter_map(of_thread).sum()
+    Duration::from_nanos(threads.filter_map(of_thread).sum())
 }

@@ -30,7 +30,12 @@ pub struct Told {
     pub tokens: usize,
     /// From the first step to the end of the last.
     pub elapsed: Duration,
+    /// Of that, in listeners: what the server takes of an engine's thread.
+    pub telling: Duration,
 }
+
+/// Name of its thread.
+pub const THREAD: &str = "stub-engine";
 
 #[derive(Default)]
 struct State {
@@ -67,7 +72,7 @@ impl StubDoor {
         });
         let teller = door.clone();
         let run = move || teller.run(&ids, &streams, &runtime);
-        let thread = std::thread::Builder::new().name("stub-engine".into());
+        let thread = std::thread::Builder::new().name(THREAD.into());
         // It ends with the process.
         drop(thread.spawn(run).expect("a thread"));
         door
@@ -107,7 +112,9 @@ impl StubDoor {
                     self.first_token_ns.store(first, Ordering::Release);
                 }
                 told.tokens += live.len();
+                let before = Instant::now();
                 live.retain_mut(|stream| stream.tell(ids));
+                told.telling += before.elapsed();
             }
             told.elapsed = start.elapsed();
             self.state.lock().expect("not poisoned").told = told;
@@ -182,14 +189,10 @@ impl Stream {
 impl Door for StubDoor {
     fn submit(&self, request: Request, mut listener: Listener) -> Result<u64, EngineError> {
         listener(Event::Accepted);
-        listener(Event::Admitted { max_tokens: 1, cached_tokens: 0 });
-        let stream = Stream {
-            listener,
-            asked: Instant::now(),
-            told: 0,
-            most: request.max_tokens.unwrap_or(1),
-            fidelity: request.fidelity,
-        };
+        let most = request.max_tokens.unwrap_or(1);
+        listener(Event::Admitted { max_tokens: most, cached_tokens: 0 });
+        let stream =
+            Stream { listener, asked: Instant::now(), told: 0, most, fidelity: request.fidelity };
         // The stub's thread lives as long as the process.
         let _ = self.streams.lock().expect("not poisoned").send(stream);
         Ok(0)
