@@ -33,6 +33,11 @@ pub fn run() -> anyhow::Result<()> {
         });
     }
     stages.run("tests", || run_shown(cargo(&["test", "--workspace", "--no-fail-fast"])));
+    // Off by default, so that nothing above has compiled it.
+    stages.run("traces", || {
+        let otlp = ["test", "--package", "reef-server", "--features", "otlp", "--test", "system"];
+        run_shown(cargo(&[&otlp[..], &["telemetry"]].concat()))
+    });
     stages.run("simulation", sim::run_all);
     stages.finish()
 }
