@@ -103,6 +103,8 @@ impl From<&Refusal> for ApiError {
                 code: Some("context_length_exceeded"),
                 ..ApiError::invalid("max_tokens", message)
             },
+            Refusal::Branches { .. } => ApiError::invalid("n", message),
+            Refusal::Kept { .. } => ApiError::invalid("kv.keep", message),
             Refusal::Quota { .. } => ApiError {
                 code: Some("quota_exceeded"),
                 ..ApiError::invalid("max_tokens", message)
