@@ -341,6 +341,12 @@ fn check_fields(
     let (width, given) = (request.branches.width(), request.branches.given());
     let most = config.scheduling.max_running;
     let field = |text: String| Err(Refusal::Field(text));
+    let bias = request.sampling.logit_bias.iter();
+    if let Some((token, _)) = bias.into_iter().find(|(token, _)| *token as usize >= vocabulary) {
+        return field(format!(
+            "logit_bias: token id {token} is outside the vocabulary of {vocabulary}"
+        ));
+    }
     if width == 0 || given == 0 || given > width {
         return field(format!("n is {given} of {width} branches: give 1 <= n <= best_of or beams"));
     }
