@@ -63,7 +63,7 @@ fn a_stream_is_documented_by_its_events() {
             Some(path.as_str())
         })
         .collect();
-    assert_eq!(streams, ["/inference/v1/generate", "/v1/chat/completions", "/v1/completions"]);
+    assert_eq!(streams, ["/v1/chat/completions", "/v1/completions", "/inference/v1/generate"]);
     let body = json!({"prompt": "ab", "stream": true});
     let answer = server.post("/v1/completions", &body);
     assert!(answer.events().iter().all(Value::is_object), "{}", answer.body);
