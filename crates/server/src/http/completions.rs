@@ -6,7 +6,7 @@ use axum::extract::State;
 use axum::response::Response;
 use reef_engine::Usage;
 use reef_engine::event::TokenLogprobs;
-use reef_model::tokenizer::{Decode, Encode, Tokenizer};
+use reef_model::tokenizer::{Decode, Detokenizer, Encode, Tokenizer};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -28,6 +28,9 @@ use crate::usage::{degraded_header, usage_document};
 
 /// Tokens generated at most where the request does not say: OpenAI's default.
 const MAX_TOKENS: usize = 16;
+
+/// How a prompt is told again.
+const ECHO: Decode = Decode { show_special: true, continues: false };
 
 /// `POST /v1/completions`.
 ///
@@ -126,6 +129,7 @@ async fn job(
         stops: fields.stops()?,
         include_stop: fields.include_stop_str_in_output.unwrap_or(false),
         show_special: !fields.skip_special_tokens.unwrap_or(true),
+        min_tokens: fields.min_tokens.unwrap_or(0),
     };
     Ok(Job { request, text })
 }
@@ -160,9 +164,8 @@ struct Echo {
 
 impl Answer {
     fn new(app: &App, model: &Model, body: &CompletionRequest, jobs: &[Job]) -> Answer {
-        let show = Decode { show_special: true, continues: false };
         let echo = |job: &Job| Echo {
-            text: model.tokenizer.decode(&job.request.prompt, show),
+            text: model.tokenizer.decode(&job.request.prompt, ECHO),
             ids: job.request.prompt.clone(),
         };
         let stream = body.stream_options.unwrap_or_default();
@@ -231,9 +234,9 @@ impl Answer {
         }
         let mut offset = text.chars().count();
         if !self.echo_only {
-            for (token, piece) in completed.logprobs.iter().zip(&completed.pieces) {
+            for (token, chars) in completed.logprobs.iter().zip(&completed.chars) {
                 logprobs.push(&self.texts(), token, offset);
-                offset += piece.chars().count();
+                offset += chars;
             }
             text += &completed.text;
         }
@@ -255,12 +258,13 @@ impl Answer {
     fn push_prompt(&self, logprobs: &mut CompletionLogprobs, echo: &Echo, known: &[TokenLogprobs]) {
         let texts = self.texts();
         let Some(&first) = echo.ids.first() else { return };
-        let first = texts.text(first);
-        let mut offset = first.chars().count();
-        logprobs.push_first(first);
+        // A token's own text would count a character that several make up more than once.
+        let mut detokenizer = Detokenizer::new(&*self.tokenizer, ECHO);
+        let mut offset = detokenizer.push(first).chars().count();
+        logprobs.push_first(texts.text(first));
         for token in known {
             logprobs.push(&texts, token, offset);
-            offset += texts.text(token.id).chars().count();
+            offset += detokenizer.push(token.id).chars().count();
         }
     }
 }
@@ -368,7 +372,7 @@ impl Narration {
         let offset = self.begin(prompt, piece.choice, events);
         let told = self.told(prompt);
         told.tokens += 1;
-        told.offsets[piece.choice as usize] = Some(offset + piece.text.chars().count());
+        told.offsets[piece.choice as usize] = Some(offset + piece.chars);
         if self.answer.echo_only {
             return;
         }
