@@ -99,7 +99,7 @@ pub fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
     let mut deserializer = serde_json::Deserializer::from_slice(bytes);
     let value = serde_path_to_error::deserialize(&mut deserializer).map_err(|error| {
         let path = error.path().to_string();
-        let reason = error.inner();
+        let reason = plain(&error.inner().to_string());
         match path.as_str() {
             "." => ApiError::invalid(None, format!("the body is not as it should be: {reason}")),
             _ => ApiError {
@@ -111,4 +111,42 @@ pub fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
     let after = |error| ApiError::invalid(None, format!("after the JSON of the body: {error}"));
     deserializer.end().map_err(after)?;
     Ok(value)
+}
+
+/// A parser's complaint in words of JSON, where serde's are names of Rust's types.
+fn plain(complaint: &str) -> String {
+    let Some((found, expected)) = complaint.split_once(", expected ") else {
+        return complaint.into();
+    };
+    let (expected, place) = expected.split_at(expected.find(" at line").unwrap_or(expected.len()));
+    let expected = match expected {
+        "usize" | "u64" | "u32" | "u8" => "a whole number from 0",
+        "i64" | "i32" => "a whole number",
+        "f64" | "f32" => "a number",
+        "a boolean" => "true or false",
+        "a sequence" => "a list",
+        "a map" => "an object",
+        structure if structure.starts_with("struct ") => "an object",
+        other => other,
+    };
+    format!("{found}, expected {expected}{place}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn complaints_name_types_of_json() {
+        let complaint = |body: &str| parse::<SamplingFields>(body.as_bytes()).unwrap_err().message;
+        let said = complaint(r#"{"top_k": "x"}"#);
+        assert!(
+            said.ends_with(r#"string "x", expected a whole number at line 1 column 13"#),
+            "{said}"
+        );
+        let said = complaint(r#"{"temperature": [1]}"#);
+        assert!(said.contains("expected a number at"), "{said}");
+        let said = complaint("[1]");
+        assert!(!said.contains("struct"), "{said}");
+    }
 }
