@@ -48,9 +48,11 @@ def structured():
     for method in ("json_schema", "function_calling"):
         answer = long.with_structured_output(Answer, method=method).invoke("Is Paris in France?")
         checks.that(f"with_structured_output: {method}", isinstance(answer, Answer), answer)
-    raw = long.with_structured_output(Answer, method="json_mode", include_raw=True)
-    checks.that("with_structured_output: json_mode", raw.invoke(
-        "Is Paris in France? JSON with verdict, percent, why.")["raw"].content.lstrip()[0] == "{", raw)
+    # Without a schema a small model is to be shown where its object ends.
+    shown = 'Is Paris in France? Answer as this does: {"verdict": "yes", "percent": 100, "why": "capital"}'
+    both = long.with_structured_output(Answer, method="json_mode", include_raw=True).invoke(shown)
+    checks.that("with_structured_output: json_mode", both["raw"].content.lstrip()[0] == "{", both)
+    checks.that("with_structured_output: json_mode, parsed", isinstance(both["parsed"], Answer), both)
 
 
 @tool

@@ -108,6 +108,13 @@ def told_by_events(router, servers, model):
     return "events 4/4"
 
 
+def about_all_topics(router, model):
+    """Two requests a topic: of some the prefix was at the one server, of the others at the other."""
+    for topic in TOPICS:
+        traffic.chat(router.url, model, f"After all, {topic}?")
+        traffic.completion(router.url, model, prompt(topic), 4)
+
+
 def failover(router, servers, model):
     """One server is killed under load; streams that it had may break, new requests are answered."""
     killed, left = servers
@@ -126,7 +133,7 @@ def failover(router, servers, model):
     start, failed = time.monotonic(), 0
     while True:
         try:
-            traffic.chat(router.url, model, f"Is anybody there, number {failed}?")
+            about_all_topics(router, model)
             break
         except Broken as error:
             failed += 1
@@ -134,9 +141,8 @@ def failover(router, servers, model):
                 raise Broken(f"{failed} requests failed after the kill, the last one: {error}") from error
             time.sleep(0.2)
     served = left.prompts()
-    for topic in TOPICS * 2:
-        traffic.chat(router.url, model, f"After all, {topic}?")
-        traffic.completion(router.url, model, prompt(topic), 4)
+    for _ in range(2):
+        about_all_topics(router, model)
     if left.prompts() - served < 4 * len(TOPICS):
         raise Broken(f"{left.prompts() - served} prompts finished by the server that was left")
     return f"cut {broken} of {broken + whole}, then {failed} failed, {4 * len(TOPICS)} answered"

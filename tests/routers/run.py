@@ -19,12 +19,16 @@ from server import ReefServer
 from traffic import Broken
 
 HERE = pathlib.Path(__file__).resolve().parent
+# All prefixes of all rounds, should a router send them all to one server: 6 MB each in smollm2.
+KV_MEMORY = "256MiB"
+# So little that blocks give way, which is to be told.
+EVENTS_KV_MEMORY = "32MiB"
 
 
 def run_case(case, options, logs, tokenizer):
     """Runs all checks of a case; returns what they have to say."""
-    with ReefServer(options.reef, options.model, "a", logs) as a, \
-            ReefServer(options.reef, options.model, "b", logs) as b:
+    with ReefServer(options.reef, options.model, "a", logs, KV_MEMORY) as a, \
+            ReefServer(options.reef, options.model, "b", logs, KV_MEMORY) as b:
         servers = [a.wait(), b.wait()]
         model = a.model
         with case.start(options.venvs, servers, logs, tokenizer) as router:
@@ -39,7 +43,7 @@ def run_case(case, options, logs, tokenizer):
 
 def run_events(options, logs):
     """vLLM's own structs decode what a server publishes."""
-    with ReefServer(options.reef, options.model, "a", logs) as server:
+    with ReefServer(options.reef, options.model, "a", logs, EVENTS_KV_MEMORY) as server:
         server.wait()
         client = [options.venvs / "events/bin/python", HERE / "events_client.py", server.url, server.model,
                   server.events, server.replay]

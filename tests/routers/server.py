@@ -66,14 +66,14 @@ class Process:
 
 
 class ReefServer(Process):
-    def __init__(self, reef, model, name, logs, arguments=()):
+    def __init__(self, reef, model, name, logs, kv_memory):
         self.port, self.events_port, self.replay_port = free_port(), free_port(), free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.events = f"tcp://127.0.0.1:{self.events_port}"
         self.replay = f"tcp://127.0.0.1:{self.replay_port}"
         self.name = name
-        command = [reef, "serve", model, "--port", self.port, "--threads", 1, "--kv-memory", "32MiB",
-                   "--kv-events", self.events, "--kv-events-replay", self.replay, *arguments]
+        command = [reef, "serve", model, "--port", self.port, "--threads", 1, "--kv-memory", kv_memory,
+                   "--kv-events", self.events, "--kv-events-replay", self.replay]
         super().__init__(command, logs / f"{name}.log")
 
     def wait(self):

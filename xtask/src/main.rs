@@ -68,9 +68,17 @@ fn command(program: &str, arguments: &[&str]) -> Command {
     command
 }
 
-/// This cargo, at the root.
+/// This cargo, at the root, as if started from a shell: what `cargo run` told this program about its own
+/// package would make build scripts that look at it run again (ring's, and all that is built upon it).
 fn cargo(arguments: &[&str]) -> Command {
-    command(&std::env::var("CARGO").unwrap_or("cargo".into()), arguments)
+    let mut command = command(&std::env::var("CARGO").unwrap_or("cargo".into()), arguments);
+    for (name, _) in std::env::vars_os() {
+        let told = name.to_string_lossy();
+        if told.starts_with("CARGO_PKG_") || told.starts_with("CARGO_MANIFEST_") {
+            command.env_remove(&name);
+        }
+    }
+    command
 }
 
 /// Runs a command with its output shown; fails where it does.

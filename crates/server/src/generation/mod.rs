@@ -14,8 +14,8 @@ use reef_engine::{FinishReason, Request, Usage};
 use reef_model::tokenizer::Tokenizer;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
-use choice::Choice;
 pub use choice::Ended;
+use choice::{Choice, Pushed};
 pub use collect::{Collected, Completed};
 pub use merged::Merged;
 
@@ -43,6 +43,8 @@ pub struct TextOptions {
     pub include_stop: bool,
     /// Control tokens are shown as they are written.
     pub show_special: bool,
+    /// Text of so many first tokens is not looked through for stop strings.
+    pub min_tokens: usize,
 }
 
 /// What comes of a request.
@@ -76,6 +78,8 @@ pub struct Piece {
     pub choice: u32,
     /// Often empty: inside a character, or what may be the start of a stop string.
     pub text: String,
+    /// Characters that the token completes, shown now or held back: where the next one begins.
+    pub chars: usize,
     /// The token.
     pub token_id: u32,
     /// Where asked for.
@@ -262,8 +266,9 @@ impl Generation {
         // None: tokens of ranked continuations are told again at the end, and what follows a stop string
         // was computed before the engine heard of it.
         let Some(choice) = self.choices.get_mut(branch as usize) else { return };
-        let Some((text, stop)) = choice.push(token_id) else { return };
-        self.queue.push_back(Update::Piece(Piece { choice: branch, text, token_id, logprobs }));
+        let Some(Pushed { text, chars, stop }) = choice.push(token_id) else { return };
+        let piece = Piece { choice: branch, text, chars, token_id, logprobs };
+        self.queue.push_back(Update::Piece(piece));
         self.awaits_end = is_last;
         if stop {
             self.end(branch, FinishReason::Stop);

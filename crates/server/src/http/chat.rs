@@ -70,12 +70,16 @@ pub async fn render(
 }
 
 /// The conversation as tokens, and the tools that it shows.
-struct Prompt {
-    ids: Vec<u32>,
+pub(super) struct Prompt {
+    pub(super) ids: Vec<u32>,
     tools: Option<Tools>,
 }
 
-async fn prompt(model: &Model, body: &mut ChatRequest) -> Result<Prompt, ApiError> {
+/// What `body` asks the model to go on with.
+///
+/// # Errors
+/// What is wrong with messages, tools or the template.
+pub(super) async fn prompt(model: &Model, body: &mut ChatRequest) -> Result<Prompt, ApiError> {
     let Some(template) = &model.template else {
         let text = format!("{}; or use /v1/completions", ChatTemplateError::Missing);
         return Err(ApiError::invalid("messages", text));
@@ -171,6 +175,7 @@ fn job(
         stops: fields.stops()?,
         include_stop: fields.include_stop_str_in_output.unwrap_or(false),
         show_special: !fields.skip_special_tokens.unwrap_or(true),
+        min_tokens: fields.min_tokens.unwrap_or(0),
     };
     Ok(Job { request, text })
 }

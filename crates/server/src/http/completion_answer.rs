@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::response::Response;
 use reef_engine::Usage;
 use reef_engine::event::TokenLogprobs;
-use reef_model::tokenizer::{Decode, Tokenizer};
+use reef_model::tokenizer::{Decode, Detokenizer, Tokenizer};
 use serde_json::{Value, json};
 
 use super::head::Head;
@@ -14,6 +14,9 @@ use crate::app::{App, Model};
 use crate::generation::{Collected, Completed, Job};
 use crate::types::completion::CompletionRequest;
 use crate::types::logprobs::{CompletionLogprobs, TokenTexts, prompt_logprobs};
+
+/// How a prompt is told again.
+const ECHO: Decode = Decode { show_special: true, continues: false };
 
 /// What all parts of an answer need to know.
 pub struct Answer {
@@ -42,9 +45,8 @@ pub struct Echo {
 impl Answer {
     /// The answer to `body`, whose prompts became `jobs`.
     pub fn new(app: &App, model: &Model, body: &CompletionRequest, jobs: &[Job]) -> Answer {
-        let show = Decode { show_special: true, continues: false };
         let echo = |job: &Job| Echo {
-            text: model.tokenizer.decode(&job.request.prompt, show),
+            text: model.tokenizer.decode(&job.request.prompt, ECHO),
             ids: job.request.prompt.clone(),
         };
         let prompt_tokens = jobs.iter().map(|job| job.request.prompt.len()).sum();
@@ -112,9 +114,9 @@ impl Answer {
         }
         let mut offset = text.chars().count();
         if !self.echo_only {
-            for (token, piece) in completed.logprobs.iter().zip(&completed.pieces) {
+            for (token, chars) in completed.logprobs.iter().zip(&completed.chars) {
                 logprobs.push(&self.texts(), token, offset);
-                offset += piece.chars().count();
+                offset += chars;
             }
             text += &completed.text;
         }
@@ -140,12 +142,13 @@ impl Answer {
     ) {
         let texts = self.texts();
         let Some(&first) = echo.ids.first() else { return };
-        let first = texts.text(first);
-        let mut offset = first.chars().count();
-        logprobs.push_first(first);
+        // A token's own text would count a character that several make up more than once.
+        let mut detokenizer = Detokenizer::new(&*self.tokenizer, ECHO);
+        let mut offset = detokenizer.push(first).chars().count();
+        logprobs.push_first(texts.text(first));
         for token in known {
             logprobs.push(&texts, token, offset);
-            offset += texts.text(token.id).chars().count();
+            offset += detokenizer.push(token.id).chars().count();
         }
     }
 }

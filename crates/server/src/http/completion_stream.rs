@@ -95,7 +95,7 @@ impl Dialect for CompletionStream {
         let index = self.index(prompt, piece.choice);
         let next = self.offsets.entry(index).or_default();
         let offset = *next;
-        *next += piece.text.chars().count();
+        *next += piece.chars;
         if self.answer.echo_only {
             return None;
         }

@@ -114,6 +114,7 @@ async fn job(
         stops: fields.stops()?,
         include_stop: fields.include_stop_str_in_output.unwrap_or(false),
         show_special: !fields.skip_special_tokens.unwrap_or(true),
+        min_tokens: fields.min_tokens.unwrap_or(0),
     };
     Ok(Job { request, text })
 }

@@ -72,7 +72,8 @@ fn job(
     request.end_ids = fields.end_ids(model.tokenizer.vocabulary().end_of_generation())?;
     request.logprobs = sampling.logprobs;
     request.prompt_logprobs = sampling.prompt_logprobs;
-    let text = TextOptions { stops: fields.stops()?, ..TextOptions::default() };
+    let min_tokens = fields.min_tokens.unwrap_or(0);
+    let text = TextOptions { stops: fields.stops()?, min_tokens, ..TextOptions::default() };
     Ok(Job { request, text })
 }
 

@@ -176,7 +176,7 @@ pub fn at_most(count: usize, most: usize, field: &'static str, what: &str) -> Re
 }
 
 /// The engine's errors begin with the field.
-fn field_of(text: &str) -> Option<&'static str> {
+pub fn field_of(text: &str) -> Option<&'static str> {
     const FIELDS: [&str; 7] = [
         "temperature",
         "top_p",

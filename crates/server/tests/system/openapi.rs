@@ -2,7 +2,7 @@
 
 use axum::body::Body;
 use axum::http::{Method, Request, StatusCode};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::support::{Script, Server};
 
@@ -44,4 +44,27 @@ fn the_document_is_whole_and_of_this_version() {
     for pointer in references {
         assert!(document.pointer(pointer).is_some(), "nothing is at {pointer}");
     }
+}
+
+/// Schemathesis holds each event of a stream, by its fields, against the schema that is documented for it.
+#[test]
+fn a_stream_is_documented_by_its_events() {
+    let server = Server::new(Script::says("a reef"));
+    let document = document(&server);
+    let event = &document["components"]["schemas"]["Event"];
+    assert_eq!(event["properties"]["data"]["pattern"], r"^(\{.*\}|\[DONE\])$");
+    let paths = document["paths"].as_object().unwrap();
+    let streams: Vec<&str> = paths
+        .iter()
+        .filter_map(|(path, operations)| {
+            let content = operations.pointer("/post/responses/200/content")?;
+            let schema = &content.get("text/event-stream")?["schema"];
+            assert_eq!(schema["$ref"], "#/components/schemas/Event", "{path}");
+            Some(path.as_str())
+        })
+        .collect();
+    assert_eq!(streams, ["/v1/chat/completions", "/v1/completions", "/inference/v1/generate"]);
+    let body = json!({"prompt": "ab", "stream": true});
+    let answer = server.post("/v1/completions", &body);
+    assert!(answer.events().iter().all(Value::is_object), "{}", answer.body);
 }

@@ -27,7 +27,10 @@ fn branches_count_and_share() {
         // One fits easily, four do not: 6 blocks of the first, 3 of each other at the end.
         let mut server = Server::of(&model, engine_config(budget_of(&model, 8)));
         let refused = server.engine.submit(0, request.clone());
-        assert!(matches!(refused, Err(Refusal::TooLarge { .. })), "{refused:?}");
+        assert!(
+            matches!(refused, Err(Refusal::Branches { branches: 4, most: 1, .. })),
+            "{refused:?}"
+        );
         serve(&mut server, &[one]);
         let mut server = Server::of(&model, engine_config(budget_of(&model, 19)));
         let block = block_bytes(&server.engine);
