@@ -2,7 +2,7 @@
 
 use reef_kv::admission::Need;
 use reef_kv::page::PageFormat;
-use reef_kv::{BlockPool, Fidelity, PoolConfig, Rung, minimum_budget_bytes};
+use reef_kv::{BlockPool, Fidelity, PoolConfig, Rung, TAIL_TOKENS, minimum_budget_bytes};
 
 use crate::config::EngineConfig;
 use crate::executor::ExecutorFacts;
@@ -93,6 +93,40 @@ pub enum Refusal {
         capacity: usize,
         /// The strictest contract under which it would fit, or what else would help.
         next: String,
+    },
+    /// One branch fits, all of them together do not.
+    #[error(
+        "{branches} branches need {needed_bytes} bytes of KV memory together at the floor of \
+         `{contract}`, the budget is {budget_bytes}, which holds {most}: lower n (best_of, beams) or \
+         max_tokens, or raise --kv-memory"
+    )]
+    Branches {
+        /// Branches asked for.
+        branches: usize,
+        /// Bytes of their pages.
+        needed_bytes: usize,
+        /// The contract's name.
+        contract: &'static str,
+        /// Bytes of the pool.
+        budget_bytes: usize,
+        /// Branches that fit.
+        most: usize,
+    },
+    /// What may not be dropped does not fit.
+    #[error(
+        "keep: the blocks of these spans, with the first block and the recent ones, are {tokens} tokens and \
+         need {needed_bytes} bytes of KV memory at the floor of `{contract}`, the budget is \
+         {budget_bytes}: keep fewer tokens, or raise --kv-memory"
+    )]
+    Kept {
+        /// Tokens of the blocks that stay.
+        tokens: usize,
+        /// Bytes of their pages.
+        needed_bytes: usize,
+        /// The contract's name.
+        contract: &'static str,
+        /// Bytes of the pool.
+        budget_bytes: usize,
     },
     /// A format at seal that the contract does not permit.
     #[error(
@@ -201,7 +235,10 @@ pub fn admit(
         return Err(Refusal::BelowMinimum { budget_bytes, minimum_bytes, contract });
     }
     let (prompt, context) = (request.prompt.len(), facts.trained_context);
-    if pool.config().ladder.permits(contract, Rung::Evict) {
+    // Beams run side by side and share blocks, which are not dropped: they must fit as they are.
+    let beams = matches!(request.branches, Branches::Beams { .. });
+    if pool.config().ladder.permits(contract, Rung::Evict) && !beams {
+        check_what_stays(pool, config, request)?;
         let rest = context.saturating_sub(prompt).max(1);
         return Ok(request.max_tokens.unwrap_or(rest));
     }
@@ -209,14 +246,57 @@ pub fn admit(
     if prompt.saturating_add(asked) > context.saturating_add(1) {
         return Err(Refusal::Context { prompt, max_tokens: asked, context });
     }
-    let held = |tokens: usize| fits_alone(pool, rules, request, tokens);
-    if !held(asked) {
-        let capacity = most_tokens(context, |total| fits(pool, rules, request, total, 0));
-        return Err(too_large(pool, rules, contract, (prompt, asked), capacity));
+    let held = |tokens: usize| {
+        let needs = needs_alone(pool, rules, request, tokens);
+        pool.fits_together(needs.clone()) && over_quota(config, request, pool, needs).is_none()
+    };
+    let needs = needs_alone(pool, rules, request, asked);
+    if !pool.fits_together(needs.clone()) {
+        return Err(too_large(pool, rules, request, asked));
     }
-    check_quota(pool, config, request, asked)?;
+    if let Some(refusal) = over_quota(config, request, pool, needs) {
+        return Err(refusal);
+    }
     let most = (context + 1).saturating_sub(prompt);
     Ok(request.max_tokens.unwrap_or_else(|| most_tokens(most, held)))
+}
+
+/// Where blocks may be dropped, what may not be must fit: kept spans, the first block, the recent ones.
+/// (Branches wait for each other.)
+fn check_what_stays(
+    pool: &BlockPool,
+    config: &EngineConfig,
+    request: &Request,
+) -> Result<(), Refusal> {
+    let block = pool.config().block_size();
+    let recent = (1 + TAIL_TOKENS.div_ceil(block)) * block;
+    let all = request.prompt.len().saturating_add(request.max_tokens.unwrap_or(usize::MAX));
+    let tokens = (kept_blocks(request, block) * block + recent).min(all);
+    let floor = floor(pool, &config.rules, request.fidelity);
+    let need = Need { tokens, floor, step_tokens: 1 };
+    if !pool.fits_together([need]) {
+        return Err(Refusal::Kept {
+            tokens,
+            needed_bytes: pool.page_bytes(need),
+            contract: request.fidelity.name(),
+            budget_bytes: pool.config().budget_bytes,
+        });
+    }
+    over_quota(config, request, pool, [need].into_iter()).map_or(Ok(()), Err)
+}
+
+/// Blocks of `block` tokens in which a kept token is, and the first.
+fn kept_blocks(request: &Request, block: usize) -> usize {
+    let mut spans: Vec<_> =
+        request.keep.iter().map(|span| span.start / block..span.end.div_ceil(block)).collect();
+    spans.push(0..1);
+    spans.sort_by_key(|span| span.start);
+    let (mut blocks, mut end) = (0, 0);
+    for span in spans {
+        blocks += span.end.saturating_sub(span.start.max(end));
+        end = end.max(span.end);
+    }
+    blocks
 }
 
 /// The largest number up to `most` for which `holds`, which is true of all below it; 0 where none.
@@ -229,37 +309,20 @@ fn most_tokens(most: usize, holds: impl Fn(usize) -> bool) -> usize {
     good
 }
 
-/// Whether the request fits alone with `generated` tokens on every branch. The last generated token is
-/// never computed, so it takes no room.
-fn fits_alone(pool: &BlockPool, rules: &Rules, request: &Request, generated: usize) -> bool {
-    let total = request.prompt.len() + generated - 1;
-    fits(pool, rules, request, total, generated)
-}
-
-/// Whether one branch of `total` tokens and the others with `generated` of their own fit.
-fn fits(
+/// What the branches of `request` take alone, each with `generated` tokens of its own. The last generated
+/// token is never computed, so it takes no room.
+fn needs_alone(
     pool: &BlockPool,
     rules: &Rules,
     request: &Request,
-    total: usize,
     generated: usize,
-) -> bool {
+) -> impl Iterator<Item = Need> + Clone + use<> {
     let floor = floor(pool, rules, request.fidelity);
-    pool.fits_together(needs_alone(pool, request, floor, (total, generated)))
-}
-
-/// What one branch of `total` tokens and the others with `generated` of their own take.
-fn needs_alone(
-    pool: &BlockPool,
-    request: &Request,
-    floor: PageFormat,
-    (total, generated): (usize, usize),
-) -> impl Iterator<Item = Need> {
     let need = move |tokens: usize| Need { tokens: tokens.max(1), floor, step_tokens: 1 };
     // Besides what it generates, a branch has a copy of the block in which the prompt ends.
     let of_branch = need(generated + pool.config().block_size());
     let branches = std::iter::repeat_n(of_branch, request.branches.width() - 1);
-    std::iter::once(need(total)).chain(branches)
+    std::iter::once(need(request.prompt.len() + generated - 1)).chain(branches)
 }
 
 fn check_fields(
@@ -278,6 +341,12 @@ fn check_fields(
     let (width, given) = (request.branches.width(), request.branches.given());
     let most = config.scheduling.max_running;
     let field = |text: String| Err(Refusal::Field(text));
+    let bias = request.sampling.logit_bias.iter();
+    if let Some((token, _)) = bias.into_iter().find(|(token, _)| *token as usize >= vocabulary) {
+        return field(format!(
+            "logit_bias: token id {token} is outside the vocabulary of {vocabulary}"
+        ));
+    }
     if width == 0 || given == 0 || given > width {
         return field(format!("n is {given} of {width} branches: give 1 <= n <= best_of or beams"));
     }
@@ -304,24 +373,18 @@ fn check_fields(
     Ok(())
 }
 
-/// What the tenant may hold bears the request at the contract's floor.
-fn check_quota(
-    pool: &BlockPool,
+/// The refusal of what the tenant's quota does not bear.
+fn over_quota(
     config: &EngineConfig,
     request: &Request,
-    generated: usize,
-) -> Result<(), Refusal> {
+    pool: &BlockPool,
+    needs: impl Iterator<Item = Need>,
+) -> Option<Refusal> {
     let tenant = &config.tenants[request.tenant];
-    let Some(quota_bytes) = tenant.quota_bytes else { return Ok(()) };
-    let floor = floor(pool, &config.rules, request.fidelity);
-    let needs =
-        needs_alone(pool, request, floor, (request.prompt.len() + generated - 1, generated));
+    let quota_bytes = tenant.quota_bytes?;
     let needed_bytes = needs.map(|need| pool.page_bytes(need)).sum();
-    if needed_bytes > quota_bytes {
-        let tenant = tenant.name.clone();
-        return Err(Refusal::Quota { tenant, needed_bytes, quota_bytes });
-    }
-    Ok(())
+    let tenant = tenant.name.clone();
+    (needed_bytes > quota_bytes).then_some(Refusal::Quota { tenant, needed_bytes, quota_bytes })
 }
 
 /// The format that every sealed block of `contract` can be in.
@@ -340,19 +403,36 @@ fn capacity(pool: &BlockPool, rules: &Rules, contract: Fidelity) -> Option<usize
     }
 }
 
-fn too_large(
+/// The refusal of `needs`, of which the first alone fits.
+fn too_many(
     pool: &BlockPool,
-    rules: &Rules,
-    contract: Fidelity,
-    (prompt, max_tokens): (usize, usize),
-    capacity_tokens: usize,
+    request: &Request,
+    needs: impl Iterator<Item = Need> + Clone,
 ) -> Refusal {
+    let branches = request.branches.width();
+    Refusal::Branches {
+        branches,
+        needed_bytes: needs.clone().map(|need| pool.page_bytes(need)).sum(),
+        contract: request.fidelity.name(),
+        budget_bytes: pool.config().budget_bytes,
+        most: most_tokens(branches, |most| pool.fits_together(needs.clone().take(most))),
+    }
+}
+
+/// The refusal of a request that does not fit with `max_tokens` on every branch.
+fn too_large(pool: &BlockPool, rules: &Rules, request: &Request, max_tokens: usize) -> Refusal {
+    let needs = needs_alone(pool, rules, request, max_tokens);
+    if pool.fits_together(needs.clone().take(1)) {
+        return too_many(pool, request, needs);
+    }
+    let (prompt, contract) = (request.prompt.len(), request.fidelity);
     let floor = floor(pool, rules, contract);
     let holds = |looser: &Fidelity| {
         let most = capacity(pool, rules, *looser);
         *looser > contract && most.is_none_or(|most| prompt + max_tokens - 1 <= most)
     };
     let next = Fidelity::ALL.into_iter().find(holds);
+    let fits = |tokens: usize| pool.fits(tokens, floor, 1);
     Refusal::TooLarge {
         prompt,
         max_tokens,
@@ -360,7 +440,7 @@ fn too_large(
         contract: contract.name(),
         floor: floor.name(),
         budget_bytes: pool.config().budget_bytes,
-        capacity: capacity_tokens,
+        capacity: most_tokens(prompt + max_tokens - 1, fits),
         next: next.map_or("more rungs (--ladder)".into(), |next| format!("`{}`", next.name())),
     }
 }

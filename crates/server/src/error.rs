@@ -7,6 +7,8 @@ use axum::response::{IntoResponse, Response};
 use reef_engine::{EngineError, Refusal};
 use serde_json::{Value, json};
 
+use crate::types::sampling::field_of;
+
 /// Seconds after which a client that was told to come back may.
 const RETRY_AFTER_S: u32 = 1;
 
@@ -103,10 +105,13 @@ impl From<&Refusal> for ApiError {
                 code: Some("context_length_exceeded"),
                 ..ApiError::invalid("max_tokens", message)
             },
+            Refusal::Branches { .. } => ApiError::invalid("n", message),
+            Refusal::Kept { .. } => ApiError::invalid("kv.keep", message),
             Refusal::Quota { .. } => ApiError {
                 code: Some("quota_exceeded"),
                 ..ApiError::invalid("max_tokens", message)
             },
+            Refusal::Field(_) => ApiError::invalid(field_of(&message), message),
             Refusal::EmptyPrompt | Refusal::Token { .. } => ApiError::invalid("prompt", message),
             _ => ApiError::invalid(None, message),
         }

@@ -21,11 +21,22 @@ pub struct Ended {
     pub stop: Option<String>,
 }
 
+/// What the next token led to.
+pub(super) struct Pushed {
+    /// Text that can be shown.
+    pub text: String,
+    /// Characters that the token completed.
+    pub chars: usize,
+    /// A stop string ended it.
+    pub stop: bool,
+}
+
 /// A continuation as it grows.
 pub(super) struct Choice {
     detokenizer: Detokenizer<Arc<Tokenizer>>,
     stops: StopMatcher,
     include_stop: bool,
+    min_tokens: usize,
     stopped_at: Option<String>,
     tokens: usize,
     ended: bool,
@@ -38,28 +49,32 @@ impl Choice {
             detokenizer: Detokenizer::new(tokenizer.clone(), decode),
             stops: StopMatcher::new(&options.stops),
             include_stop: options.include_stop,
+            min_tokens: options.min_tokens,
             stopped_at: None,
             tokens: 0,
             ended: false,
         }
     }
 
-    /// Takes the next token: text that can be shown, and whether a stop string ended it. `None` after the
-    /// end.
-    pub(super) fn push(&mut self, token: u32) -> Option<(String, bool)> {
+    /// Takes the next token. `None` after the end.
+    pub(super) fn push(&mut self, token: u32) -> Option<Pushed> {
         if self.ended {
             return None;
         }
         self.tokens += 1;
         let piece = self.detokenizer.push(token);
+        let chars = piece.chars().count();
+        if self.tokens <= self.min_tokens {
+            return Some(Pushed { text: piece, chars, stop: false });
+        }
         Some(match self.stops.push(&piece) {
-            Matched::Text(text) => (text, false),
+            Matched::Text(text) => Pushed { text, chars, stop: false },
             Matched::Stop { mut text, stop } => {
                 if self.include_stop {
                     text += &stop;
                 }
                 self.stopped_at = Some(stop);
-                (text, true)
+                Pushed { text, chars, stop: true }
             }
         })
     }

@@ -3,8 +3,8 @@
 use reef_engine::event::{Continuation, TokenLogprobs};
 use reef_engine::{FinishReason, Usage};
 
-use super::choice::Choice;
-use super::{Finish, Generation, Update};
+use super::choice::{Choice, Pushed};
+use super::{Finish, Generation, Piece, Update};
 use crate::error::ApiError;
 
 /// A whole answer.
@@ -27,8 +27,8 @@ pub struct Completed {
     pub text: String,
     /// Its tokens, without the one that ended it.
     pub token_ids: Vec<u32>,
-    /// The text that each token let out, in order: they make up `text`, less what was held back to the end.
-    pub pieces: Vec<String>,
+    /// Of each token the characters that it completed.
+    pub chars: Vec<usize>,
     /// Of each token, where asked for.
     pub logprobs: Vec<TokenLogprobs>,
     /// Why it ended.
@@ -42,18 +42,18 @@ impl Completed {
         Completed {
             text: String::new(),
             token_ids: Vec::new(),
-            pieces: Vec::new(),
+            chars: Vec::new(),
             logprobs: Vec::new(),
             reason: FinishReason::Cancelled,
             stop: None,
         }
     }
 
-    fn push(&mut self, token: u32, text: String, logprobs: Option<TokenLogprobs>) {
-        self.text += &text;
-        self.token_ids.push(token);
-        self.pieces.push(text);
-        self.logprobs.extend(logprobs);
+    fn push(&mut self, piece: Piece) {
+        self.text += &piece.text;
+        self.token_ids.push(piece.token_id);
+        self.chars.push(piece.chars);
+        self.logprobs.extend(piece.logprobs);
     }
 }
 
@@ -66,8 +66,7 @@ pub(super) async fn collect(mut generation: Generation) -> Result<Collected, Api
             Update::Admitted { .. } | Update::Paused(_) | Update::Resumed => {}
             Update::PromptLogprobs(more) => prompt_logprobs.extend(more),
             Update::Piece(piece) => {
-                let one = &mut completed[piece.choice as usize];
-                one.push(piece.token_id, piece.text, piece.logprobs);
+                completed[piece.choice as usize].push(piece);
             }
             Update::Ended(ended) => {
                 let one = &mut completed[ended.choice as usize];
@@ -94,10 +93,16 @@ fn retell(generation: &Generation, continuation: &Continuation) -> Completed {
     let mut choice = Choice::new(&generation.tokenizer, &generation.text);
     let mut completed = Completed::empty();
     let mut logprobs = continuation.logprobs.iter();
-    for &token in &continuation.token_ids {
-        let Some((text, stopped)) = choice.push(token) else { break };
-        completed.push(token, text, logprobs.next().cloned());
-        if stopped {
+    for &token_id in &continuation.token_ids {
+        let Some(Pushed { text, chars, stop }) = choice.push(token_id) else { break };
+        completed.push(Piece {
+            choice: 0,
+            text,
+            chars,
+            token_id,
+            logprobs: logprobs.next().cloned(),
+        });
+        if stop {
             completed.reason = FinishReason::Stop;
             completed.stop = choice.end(0, FinishReason::Stop).and_then(|ended| ended.stop);
             return completed;

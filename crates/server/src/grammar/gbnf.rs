@@ -3,7 +3,7 @@
 //! `root ::= "a" [b-c]+ other{1,3}`: names may have dashes, literals and classes stand in rules, lines go
 //! on within parentheses and until the next `name ::=`.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt::Write;
 
 /// Whether `grammar` is GBNF and not Lark, which has no `::=`.
@@ -36,9 +36,9 @@ pub(super) fn to_lark(grammar: &str) -> Result<String, String> {
     let mut names = HashMap::from([("root".to_owned(), "start".to_owned())]);
     let mut lark = String::new();
     let mut rest = pieces.as_slice();
-    let mut has_root = false;
+    let mut defined = HashSet::new();
     while let [Piece::Name(name), Piece::Defines, ..] = rest {
-        has_root |= name == "root";
+        defined.insert(name.as_str());
         rest = &rest[2..];
         let is_next =
             |at: &usize| matches!(rest.get(*at..*at + 2), Some([Piece::Name(_), Piece::Defines]));
@@ -49,7 +49,12 @@ pub(super) fn to_lark(grammar: &str) -> Result<String, String> {
         rest = &rest[end..];
     }
     match rest {
-        [] if has_root => Ok(lark),
+        [] if defined.contains("root") => {
+            let named = names.keys().filter(|name| !defined.contains(name.as_str())).min();
+            named.map_or(Ok(lark), |name| {
+                Err(format!("no rule defines `{name}`; give one, as in {name} ::= \"yes\""))
+            })
+        }
         [] => Err("the grammar has no rule `root`; give one, as in root ::= \"yes\"".to_owned()),
         _ => Err("a rule does not begin with `name ::=`; write it so".to_owned()),
     }

@@ -328,6 +328,7 @@ fn mistakes_are_named_and_hostile_grammars_end() {
         ("deep", GrammarSpec::Regex(deep(20_000))),
         ("powers", GrammarSpec::Regex("((((a{500}){500}){500}){500}){500}".into())),
         ("no rule", GrammarSpec::Grammar("start: missing".into())),
+        ("no rule in GBNF", GrammarSpec::Grammar("root ::= missing".into())),
         (
             "deep rule",
             GrammarSpec::Grammar(format!("start: {}", deep(20_000).replace('a', "\"a\""))),

@@ -8,8 +8,10 @@ use reef_model::chat_template::{ChatTemplate, ChatTemplateError, Render};
 use reef_model::tokenizer::Encode;
 use serde_json::{Map, Value};
 
-use super::chat_answer::{Answer, Narration};
+use super::chat_answer::Answer;
+use super::chat_stream::ChatStream;
 use super::json::{Json, Sampled, SharedFields};
+use super::narration::Narration;
 use super::prompt::encode;
 use super::render::document;
 use crate::access::Asker;
@@ -21,7 +23,7 @@ use crate::sse;
 use crate::tools::Tools;
 use crate::types::chat::{ChatRequest, Ending};
 use crate::types::conversation::conversation;
-use crate::types::sampling::{SamplingFields, at_most};
+use crate::types::sampling::{SamplingFields, at_most, can_stream};
 
 /// `POST /v1/chat/completions`.
 ///
@@ -34,9 +36,8 @@ pub async fn chat(
 ) -> Result<Response, ApiError> {
     let model = app.model_named(body.model.as_deref())?;
     let stream = body.stream.unwrap_or(false);
-    if stream && sampling.branches(&app.settings)?.is_ranked() {
-        let text = "best_of and beam search choose at the end: they cannot be streamed";
-        return Err(ApiError::invalid("stream", text));
+    if stream {
+        can_stream(sampling.branches(&app.settings)?)?;
     }
     let Prompt { ids, tools } = prompt(model, &mut body).await?;
     let wanted = wanted(tools.as_ref(), &structure, model)?;
@@ -49,7 +50,8 @@ pub async fn chat(
     let answer = Answer::new(&app, model, &body, &job, tools);
     let generation = Generation::start(model, job).await?;
     if stream {
-        return Ok(sse::response(Merged::new(vec![generation]), Narration::new(answer)));
+        let narration = Narration::new(ChatStream::new(answer));
+        return Ok(sse::response(Merged::new(vec![generation]), narration));
     }
     Ok(answer.whole(generation.collect().await?))
 }
@@ -68,12 +70,16 @@ pub async fn render(
 }
 
 /// The conversation as tokens, and the tools that it shows.
-struct Prompt {
-    ids: Vec<u32>,
+pub(super) struct Prompt {
+    pub(super) ids: Vec<u32>,
     tools: Option<Tools>,
 }
 
-async fn prompt(model: &Model, body: &mut ChatRequest) -> Result<Prompt, ApiError> {
+/// What `body` asks the model to go on with.
+///
+/// # Errors
+/// What is wrong with messages, tools or the template.
+pub(super) async fn prompt(model: &Model, body: &mut ChatRequest) -> Result<Prompt, ApiError> {
     let Some(template) = &model.template else {
         let text = format!("{}; or use /v1/completions", ChatTemplateError::Missing);
         return Err(ApiError::invalid("messages", text));
@@ -169,6 +175,7 @@ fn job(
         stops: fields.stops()?,
         include_stop: fields.include_stop_str_in_output.unwrap_or(false),
         show_special: !fields.skip_special_tokens.unwrap_or(true),
+        min_tokens: fields.min_tokens.unwrap_or(0),
     };
     Ok(Job { request, text })
 }

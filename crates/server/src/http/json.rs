@@ -48,6 +48,23 @@ impl<S: Send + Sync, T: DeserializeOwned + Send + 'static> FromRequest<S> for Sa
     }
 }
 
+/// A request's body that may be read as `A` or as `B`, whichever its fields tell.
+pub struct Either<A, B>(pub A, pub B);
+
+impl<S, A, B> FromRequest<S> for Either<A, B>
+where
+    S: Send + Sync,
+    A: DeserializeOwned + Send + 'static,
+    B: DeserializeOwned + Send + 'static,
+{
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, state: &S) -> Result<Either<A, B>, ApiError> {
+        let bytes = Bytes::from_request(request, state).await.map_err(of_body)?;
+        parsed(bytes, |bytes| Ok(Either(parse(bytes)?, parse(bytes)?))).await
+    }
+}
+
 /// Bytes that are parsed at once, in under a millisecond; more of them are parsed elsewhere, so that others'
 /// answers go on.
 const BYTES_AT_ONCE: usize = 64 << 10;

@@ -7,17 +7,19 @@ use reef_model::tokenizer::{Decode, Encode};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::json::Json;
+use super::chat::prompt;
+use super::json::{Either, Json};
 use super::prompt::{encode, known};
 use crate::app::App;
 use crate::error::ApiError;
+use crate::types::chat::ChatRequest;
 use crate::types::logprobs::TokenTexts;
 
-/// The request of `/tokenize`.
+/// The request of `/tokenize` for a text; one for `messages` has the fields of a chat.
 #[derive(Deserialize)]
 pub struct TokenizeRequest {
     model: Option<String>,
-    prompt: String,
+    prompt: Option<String>,
     add_special_tokens: Option<bool>,
     return_token_strs: Option<bool>,
 }
@@ -25,15 +27,22 @@ pub struct TokenizeRequest {
 /// `POST /tokenize`.
 ///
 /// # Errors
-/// Another model, or a text that is too long.
+/// Another model, neither text nor messages, or a text that is too long.
 pub async fn tokenize(
     State(app): State<Arc<App>>,
-    Json(body): Json<TokenizeRequest>,
+    Either(body, mut chat): Either<TokenizeRequest, ChatRequest>,
 ) -> Result<axum::Json<Value>, ApiError> {
     let model = app.model_named(body.model.as_deref())?;
-    let add_special = body.add_special_tokens.unwrap_or(true);
-    let options = Encode { add_special, parse_special: true };
-    let tokens = encode(&model.tokenizer, body.prompt, options).await?;
+    let tokens = match body.prompt {
+        Some(text) => {
+            let add_special = body.add_special_tokens.unwrap_or(true);
+            encode(&model.tokenizer, text, Encode { add_special, parse_special: true }).await?
+        }
+        None if chat.messages.is_empty() => {
+            return Err(ApiError::invalid("prompt", "give a prompt, or messages to render"));
+        }
+        None => prompt(model, &mut chat).await?.ids,
+    };
     let texts = TokenTexts { tokenizer: &model.tokenizer, as_ids: false };
     let strings = || tokens.iter().map(|id| texts.text(*id)).collect::<Vec<String>>();
     Ok(axum::Json(json!({

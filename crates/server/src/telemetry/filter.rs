@@ -4,6 +4,7 @@ use std::io::IsTerminal as _;
 use std::str::FromStr;
 
 use tracing_appender::non_blocking::{NonBlocking, NonBlockingBuilder, WorkerGuard};
+use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{EnvFilter, Layer, Registry, fmt};
@@ -88,7 +89,14 @@ pub fn start(settings: &LogSettings) -> Result<TelemetryGuard, TelemetryError> {
 /// `None`: the server's own lines from `info` on, others' from [`OTHERS`] on.
 fn filter(level: Option<&str>) -> Result<EnvFilter, TelemetryError> {
     let level = level.unwrap_or("info").trim();
-    let one = tracing_subscriber::filter::LevelFilter::from_str(level).is_ok();
+    let is_level = |word: &str| LevelFilter::from_str(word).is_ok();
+    // A misspelled level would be taken for a target, and silence all others.
+    let word = level.split(',').map(str::trim).find(|word| !word.contains('=') && !is_level(word));
+    if let Some(word) = word {
+        let reason = format!("`{word}` is no level");
+        return Err(TelemetryError::Level { given: level.into(), reason });
+    }
+    let one = is_level(level);
     let directives = match one {
         true => format!("{OTHERS},reef={level},reef_server={level},reef_engine={level}"),
         false => level.to_owned(),
@@ -125,5 +133,7 @@ mod tests {
         assert!(filter(None).is_ok());
         let error = filter(Some("reef=loud")).unwrap_err().to_string();
         assert!(error.contains("reef=loud") && error.contains("give error"), "{error}");
+        let error = filter(Some("reef=debug,inof")).unwrap_err().to_string();
+        assert!(error.contains("`inof` is no level"), "{error}");
     }
 }

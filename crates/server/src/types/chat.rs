@@ -15,6 +15,7 @@ pub struct ChatRequest {
     /// Which model.
     pub model: Option<String>,
     /// What was said; see [`conversation`](super::conversation).
+    #[serde(default)]
     pub messages: Vec<Value>,
     /// Tokens to generate at most; what fits where missing.
     pub max_tokens: Option<usize>,

@@ -152,6 +152,32 @@ fn echoed_logprobs_cover_prompt_and_answer() {
     assert_eq!(events[1]["choices"][0]["logprobs"]["text_offset"], json!([2]));
 }
 
+/// `text_offset` is a place in the text, whatever a token shows when it comes.
+#[test]
+fn offsets_are_places_in_the_text() {
+    let server = Server::new(Script::says("one. tw\u{e9}!"));
+    let offsets = |body: Value| {
+        let choice = server.post(PATH, &body).json()["choices"][0].take();
+        choice["logprobs"]["text_offset"].clone()
+    };
+    let held = json!({"prompt": "p", "logprobs": 0, "max_tokens": 9, "stop": ". two"});
+    assert_eq!(offsets(held), json!([0, 1, 2, 3, 4, 5, 6, 7, 7]), "held back is not later");
+    let echoed = json!({"prompt": "\u{e9}\u{e9}", "logprobs": 0, "max_tokens": 2, "echo": true});
+    assert_eq!(offsets(echoed), json!([0, 0, 1, 1, 2, 3]), "halves of a character are one place");
+}
+
+#[test]
+fn stop_strings_wait_for_the_least_tokens() {
+    let server = Server::new(Script::says("one. two. three"));
+    let text = |least: usize| {
+        let body = json!({"prompt": "p", "stop": ". t", "min_tokens": least, "max_tokens": 99});
+        server.post(PATH, &body).json()["choices"][0]["text"].clone()
+    };
+    assert_eq!(text(3), "one");
+    assert_eq!(text(4), "one. two");
+    assert_eq!(text(50), "one. two. three");
+}
+
 #[test]
 fn fields_reach_the_engine() {
     let server = Server::new(Script::says("x"));

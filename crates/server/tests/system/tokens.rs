@@ -20,6 +20,20 @@ fn text_becomes_tokens_and_text_again() {
 }
 
 #[test]
+fn a_conversation_becomes_the_tokens_of_its_prompt() {
+    let template = "{% for m in messages %}{{ m.content }}{% endfor %}\
+                    {% if add_generation_prompt %}>{% endif %}";
+    let server = Server::chatting(Script::default(), template);
+    let mut body = json!({"model": "tiny", "messages": [{"role": "user", "content": "hi"}]});
+    assert_eq!(server.post("/tokenize", &body).json()["tokens"], json!([104, 105, 62]));
+    body["add_generation_prompt"] = false.into();
+    assert_eq!(server.post("/tokenize", &body).json()["tokens"], json!([104, 105]));
+    let neither = server.post("/tokenize", &json!({"model": "tiny"}));
+    assert_eq!(neither.status, StatusCode::BAD_REQUEST);
+    assert_eq!(neither.json()["error"]["param"], "prompt");
+}
+
+#[test]
 fn rendering_asks_nothing_of_the_engine() {
     let server = Server::new(Script::default());
     let body = json!({"prompt": ["a", "bc"], "max_tokens": 3});

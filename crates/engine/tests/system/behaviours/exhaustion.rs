@@ -5,10 +5,12 @@ use std::time::{Duration, Instant};
 
 use reef_engine::event::PauseKind;
 use reef_engine::session::{EngineError, Rules};
-use reef_engine::{AdmissionPolicy, EngineHandle, Event, FinishReason, Progress, Refusal, Request};
+use reef_engine::{
+    AdmissionPolicy, Branches, EngineHandle, Event, FinishReason, Progress, Refusal, Request,
+};
 use reef_kv::page::PageFormat;
 use reef_kv::prefix::IndexKind;
-use reef_kv::{Fidelity, Rung};
+use reef_kv::{Fidelity, Ladder, Rung};
 
 use super::*;
 
@@ -55,6 +57,45 @@ fn what_never_fits_is_refused_and_blocks_nobody() {
     assert_eq!(outcome.continuations[0].token_ids.len(), 8);
     assert!(outcome.usage.kv.tokens_by_format[PageFormat::F16] < 20.0 * BLOCK as f64);
     assert!(!outcome.usage.kv.relief.is_empty(), "what was done is told");
+}
+
+/// Row 1 where blocks may be dropped: what may not be, kept spans or beams, is refused with numbers if it does
+/// not fit, and served if it does.
+#[test]
+fn what_may_not_be_dropped_is_held_or_refused() {
+    let model = plain();
+    let mut config = engine_config(budget_of(&model, 2 + 200 / BLOCK));
+    config.ladder = Ladder::parse("evict").unwrap();
+    let prompt = Random(4).tokens(60 * BLOCK, VOCABULARY);
+    let evict = Request { fidelity: Fidelity::Evict, ..exact(prompt, 8) };
+    let half = evict.prompt.len() / 2;
+    let keeps = |keep| Request { keep, ..evict.clone() };
+    let mut server = Server::of(&model, config);
+    for keep in [vec![0..half], vec![0..BLOCK, BLOCK / 2..half], vec![half..2 * half]] {
+        let refused = server.engine.submit(0, keeps(keep));
+        assert!(matches!(refused, Err(Refusal::Kept { .. })), "{refused:?}");
+    }
+    serve(&mut server, &[keeps(vec![half..half + BLOCK])]);
+    server.assert_empty();
+}
+
+/// Beams run side by side and share blocks that are not dropped: as many as fit so are let in.
+#[test]
+fn beams_are_let_in_where_nothing_need_be_dropped() {
+    let model = plain();
+    let prompt = Random(4).tokens(5 * BLOCK + 3, VOCABULARY);
+    let beams = |width| {
+        let (length_penalty, early_stopping) = (1.0, false);
+        let branches = Branches::Beams { width, n: 1, length_penalty, early_stopping };
+        let request = Request { fidelity: Fidelity::Evict, ..exact(prompt.clone(), 2 * BLOCK) };
+        Request { branches, logprobs: None, ..request }
+    };
+    let mut server = Server::of(&model, engine_config(budget_of(&model, 16)));
+    let refused = server.engine.submit(0, beams(60));
+    let Err(Refusal::Branches { most, .. }) = refused else { panic!("{refused:?}") };
+    assert!(most > 1);
+    serve(&mut server, &[beams(most)]);
+    server.assert_empty();
 }
 
 /// Rows 10 and 22: a generation that grows past what the pool holds at f16 goes on to its limit under every

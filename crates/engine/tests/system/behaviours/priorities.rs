@@ -103,6 +103,22 @@ fn a_tenant_over_its_quota_gives_way_alone() {
     }
 }
 
+/// A request without a limit of its own goes on until its tenant's quota is full, not the pool.
+#[test]
+fn a_quota_limits_who_names_no_limit() {
+    let model = plain();
+    let mut config = engine_config(budget_of(&model, 24));
+    let quota_bytes = 10 * plain_block();
+    config.tenants = vec![Tenant { quota_bytes: Some(quota_bytes), ..Tenant::default() }];
+    let mut server = Server::of(&model, config);
+    let prompt = Random(5).tokens(BLOCK, VOCABULARY);
+    let request = Request { max_tokens: None, ..exact(prompt, 1) };
+    serve(&mut server, std::slice::from_ref(&request));
+    let outcome = &server.outcomes[&0];
+    assert_eq!(outcome.continuations[0].token_ids.len(), 9 * BLOCK + 1, "the last takes no room");
+    assert!(outcome.usage.kv.peak_bytes <= quota_bytes);
+}
+
 /// Bytes of a block of [`plain`] at f16.
 fn plain_block() -> usize {
     block_bytes(&inline_engine(&plain(), engine_config(1 << 20)))
