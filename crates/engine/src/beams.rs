@@ -97,7 +97,7 @@ impl Engine {
         for (branch, continuation) in best.iter().enumerate() {
             self.counters.generated_tokens += continuation.token_ids.len() as u64;
             for &id in &continuation.token_ids {
-                let token = Token { branch: branch as u32, id, logprobs: None };
+                let token = Token { branch: branch as u32, id, logprobs: None, is_last: false };
                 self.tell(key, Event::Token(token));
             }
         }

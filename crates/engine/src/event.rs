@@ -37,6 +37,14 @@ pub enum Event {
     PromptLogprobs(Vec<TokenLogprobs>),
     /// A token was generated. Beams are told when the search ends.
     Token(Token),
+    /// A continuation has ended, and others of its request go on. The end of the last is told by `Finished`;
+    /// of beams all are.
+    Ended {
+        /// Index of the continuation.
+        branch: u32,
+        /// Why.
+        reason: FinishReason,
+    },
     /// A ledger grew.
     Relief(LedgerEntry),
     /// A branch gave way and stands still.
@@ -76,6 +84,8 @@ pub struct Token {
     pub id: u32,
     /// Where they were asked for.
     pub logprobs: Option<TokenLogprobs>,
+    /// It ends the continuation: of its request nothing is told before that end. Never set of beams.
+    pub is_last: bool,
 }
 
 /// Log-probability of a token, and the likeliest ones in its place.

@@ -177,8 +177,11 @@ impl Engine {
             let generated = (run.tokens.len() - run.prompt_tokens) as f64;
             self.expected_tokens += LENGTH_RATE * (generated - self.expected_tokens);
         }
-        if live.runs.is_empty() {
+        let (is_over, is_beam) = (live.runs.is_empty(), live.beams.is_some());
+        if is_over {
             self.finish(key, reason);
+        } else if !is_beam {
+            self.tell(key, Event::Ended { branch: run.branch, reason });
         }
     }
 

@@ -315,8 +315,10 @@ impl Engine {
         let Some(run) = self.runs.get(&id) else { return };
         let (request, branch) = (run.request, run.branch);
         self.counters.generated_tokens += tokens.len() as u64;
-        for (token, logprobs) in tokens {
-            self.tell(request, Event::Token(Token { branch, id: token, logprobs }));
+        let count = tokens.len();
+        for (place, (id, logprobs)) in tokens.into_iter().enumerate() {
+            let is_last = finish.is_some() && place + 1 == count;
+            self.tell(request, Event::Token(Token { branch, id, logprobs, is_last }));
         }
         if let Some(reason) = finish {
             self.end_run(id, reason);

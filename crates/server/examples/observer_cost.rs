@@ -29,7 +29,7 @@ fn main() {
         at: Instant::now(),
     };
     let step = Event::Step { step: 0, tokens: 0, used: ByFormat::default(), elapsed_us: None };
-    let token = Event::Token(Token { branch: 0, id: 7, logprobs: None });
+    let token = Event::Token(Token { branch: 0, id: 7, logprobs: None, is_last: false });
     let mut nanoseconds: Vec<f64> = (0..REPEATS)
         .map(|_| {
             let observe = |_| metrics.observe(arrival, Box::new(|_| {}));

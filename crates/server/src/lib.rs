@@ -10,6 +10,7 @@ pub mod door;
 pub mod error;
 pub mod generation;
 pub mod grammar;
+mod guarded;
 pub mod http;
 pub mod kv_events;
 pub mod lifecycle;

@@ -1,6 +1,6 @@
 //! What is known of each request of a world, followed through the engine's events.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use reef_engine::event::{Event, Outcome, PauseKind, PauseReason, Told};
 use reef_engine::request::Branches;
@@ -33,6 +33,10 @@ pub struct Life {
     pub stage: Stage,
     /// Tokens told, per branch.
     pub tokens: HashMap<u32, Vec<u32>>,
+    /// The branch whose last token was told and whose end is to follow.
+    pub ending: Option<u32>,
+    /// Branches that have ended while others went on.
+    pub over: HashSet<u32>,
     /// Branches that stand still.
     pub paused: usize,
     /// Its caller has ended it.
@@ -41,6 +45,24 @@ pub struct Life {
     pub finished_us: u64,
     /// Prompt tokens found in the cache.
     pub cached_tokens: usize,
+}
+
+impl Life {
+    /// Whether `event` keeps the order of ends: a last token's end at once, and nothing of a branch after it.
+    fn ends_in_order(&mut self, event: &Event) -> bool {
+        let ending = self.ending.take();
+        match event {
+            Event::Token(token) => {
+                self.ending = token.is_last.then_some(token.branch);
+                ending.is_none() && !self.over.contains(&token.branch)
+            }
+            Event::Ended { branch, .. } => {
+                ending.is_none_or(|ending| ending == *branch) && self.over.insert(*branch)
+            }
+            Event::Finished(_) => true,
+            _ => ending.is_none(),
+        }
+    }
 }
 
 /// All requests of a world.
@@ -58,6 +80,8 @@ impl Lives {
         let life = Life {
             stage: Stage::Ahead,
             tokens: HashMap::new(),
+            ending: None,
+            over: HashSet::new(),
             paused: 0,
             ended: false,
             finished_us: 0,
@@ -100,6 +124,9 @@ impl Lives {
             return;
         };
         let life = &mut self.of[number];
+        if !life.ends_in_order(&told.event) {
+            self.broken.push(format!("request {}: {:?} out of order", told.request, told.event));
+        }
         match &told.event {
             Event::Admitted { cached_tokens, .. } => {
                 if !matches!(life.stage, Stage::Waiting) {

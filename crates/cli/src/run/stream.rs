@@ -135,6 +135,7 @@ impl Listener<'_> {
             | Event::Relief(_)
             | Event::Paused(_)
             | Event::Resumed { .. }
+            | Event::Ended { .. }
             | Event::Finished(_)
             | Event::Failed(_) => {}
             Event::Prefilled { tokens, total } => {

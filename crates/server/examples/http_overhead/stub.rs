@@ -146,8 +146,10 @@ impl Stream {
     fn tell(&mut self, ids: &[u32]) -> bool {
         let id = ids[self.told % ids.len()];
         self.told += 1;
-        let listens = (self.listener)(Event::Token(Token { branch: 0, id, logprobs: None }));
-        if listens && self.told < self.most {
+        let is_last = self.told == self.most;
+        let listens =
+            (self.listener)(Event::Token(Token { branch: 0, id, logprobs: None, is_last }));
+        if listens && !is_last {
             return true;
         }
         let outcome = Box::new(self.outcome());
@@ -191,8 +193,8 @@ impl Door for StubDoor {
         listener(Event::Accepted);
         let most = request.max_tokens.unwrap_or(1);
         listener(Event::Admitted { max_tokens: most, cached_tokens: 0 });
-        let stream =
-            Stream { listener, asked: Instant::now(), told: 0, most, fidelity: request.fidelity };
+        let fidelity = request.fidelity;
+        let stream = Stream { listener, asked: Instant::now(), told: 0, most, fidelity };
         // The stub's thread lives as long as the process.
         let _ = self.streams.lock().expect("not poisoned").send(stream);
         Ok(0)

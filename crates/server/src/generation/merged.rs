@@ -26,7 +26,8 @@ impl Merged {
             let Some(generation) = &mut self.generations[index] else { continue };
             match generation.poll_update(context) {
                 Poll::Ready(Some(update)) => {
-                    self.first = (index + 1) % count;
+                    // A last token, its end and what it took stay together.
+                    self.first = if generation.has_more() { index } else { (index + 1) % count };
                     return Poll::Ready(Some((index, update)));
                 }
                 Poll::Ready(None) => self.generations[index] = None,

@@ -112,6 +112,9 @@ pub struct Generation {
     choices: Vec<Choice>,
     /// What is known and was not given out.
     queue: VecDeque<Update>,
+    /// What is queued goes out together with an end that is still to come: clients take the gap between two
+    /// chunks as the time of a token.
+    awaits_end: bool,
 }
 
 /// Ends the request in the engine unless it has ended.
@@ -191,7 +194,8 @@ impl Generation {
         let live = Live { door: model.door.clone(), key, ended: false };
         let tokenizer = model.tokenizer.clone();
         let choices = (0..choices).map(|_| Choice::new(&tokenizer, &text)).collect();
-        Ok(Generation { events, live, tokenizer, text, choices, queue: VecDeque::new() })
+        let (queue, awaits_end) = (VecDeque::new(), false);
+        Ok(Generation { events, live, tokenizer, text, choices, queue, awaits_end })
     }
 
     async fn accepted(&mut self) -> Result<(), ApiError> {
@@ -207,7 +211,9 @@ impl Generation {
     /// The next thing that happens; `None` after the end.
     pub fn poll_update(&mut self, context: &mut Context<'_>) -> Poll<Option<Update>> {
         loop {
-            if let Some(update) = self.queue.pop_front() {
+            if !self.awaits_end
+                && let Some(update) = self.queue.pop_front()
+            {
                 return Poll::Ready(Some(update));
             }
             if self.live.ended {
@@ -218,6 +224,11 @@ impl Generation {
                 None => self.fail(ApiError::unavailable("the engine has stopped")),
             }
         }
+    }
+
+    /// Whether more is to be given out with what was.
+    fn has_more(&self) -> bool {
+        !self.queue.is_empty()
     }
 
     /// The next thing that happens; `None` after the end.
@@ -239,6 +250,7 @@ impl Generation {
                 return;
             }
             Event::Token(token) => return self.take_token(token),
+            Event::Ended { branch, reason } => return self.end(branch, reason),
             Event::Finished(outcome) => return self.finish(*outcome),
             Event::Failed(error) => return self.fail((&*error).into()),
             Event::Admitted { cached_tokens, .. } => Update::Admitted { cached_tokens },
@@ -250,22 +262,29 @@ impl Generation {
     }
 
     fn take_token(&mut self, token: Token) {
-        let Token { branch, id: token_id, logprobs } = token;
+        let Token { branch, id: token_id, logprobs, is_last } = token;
         // None: tokens of ranked continuations are told again at the end, and what follows a stop string
         // was computed before the engine heard of it.
         let Some(choice) = self.choices.get_mut(branch as usize) else { return };
         let Some(Pushed { text, chars, stop }) = choice.push(token_id) else { return };
         let piece = Piece { choice: branch, text, chars, token_id, logprobs };
         self.queue.push_back(Update::Piece(piece));
+        self.awaits_end = is_last;
         if stop {
-            self.queue.extend(choice.end(branch, FinishReason::Stop).map(Update::Ended));
-            // Its `Finished` is still waited for: it tells what was used.
+            self.end(branch, FinishReason::Stop);
             let Live { door, key, .. } = &self.live;
-            match self.choices.iter().all(Choice::has_ended) {
+            match self.awaits_end {
                 true => door.end(*key, FinishReason::Stop),
                 false => door.end_branch(*key, branch, FinishReason::Stop),
             }
         }
+    }
+
+    /// Ends a continuation; `Finished`, which tells what was used, is awaited with the last.
+    fn end(&mut self, branch: u32, reason: FinishReason) {
+        let Some(choice) = self.choices.get_mut(branch as usize) else { return };
+        self.queue.extend(choice.end(branch, reason).map(Update::Ended));
+        self.awaits_end = self.choices.iter().all(Choice::has_ended);
     }
 
     fn fail(&mut self, error: ApiError) {
@@ -290,6 +309,7 @@ impl Generation {
 
     fn close(&mut self) {
         self.live.ended = true;
+        self.awaits_end = false;
         self.events.close();
     }
 }

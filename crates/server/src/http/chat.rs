@@ -8,8 +8,10 @@ use reef_model::chat_template::{ChatTemplate, ChatTemplateError, Render};
 use reef_model::tokenizer::Encode;
 use serde_json::{Map, Value};
 
-use super::chat_answer::{Answer, Narration};
+use super::chat_answer::Answer;
+use super::chat_stream::ChatStream;
 use super::json::{Json, Sampled, SharedFields};
+use super::narration::Narration;
 use super::prompt::encode;
 use super::render::document;
 use crate::access::Asker;
@@ -21,7 +23,7 @@ use crate::sse;
 use crate::tools::Tools;
 use crate::types::chat::{ChatRequest, Ending};
 use crate::types::conversation::conversation;
-use crate::types::sampling::{SamplingFields, at_most};
+use crate::types::sampling::{SamplingFields, at_most, can_stream};
 
 /// `POST /v1/chat/completions`.
 ///
@@ -34,9 +36,8 @@ pub async fn chat(
 ) -> Result<Response, ApiError> {
     let model = app.model_named(body.model.as_deref())?;
     let stream = body.stream.unwrap_or(false);
-    if stream && sampling.branches(&app.settings)?.is_ranked() {
-        let text = "best_of and beam search choose at the end: they cannot be streamed";
-        return Err(ApiError::invalid("stream", text));
+    if stream {
+        can_stream(sampling.branches(&app.settings)?)?;
     }
     let Prompt { ids, tools } = prompt(model, &mut body).await?;
     let wanted = wanted(tools.as_ref(), &structure, model)?;
@@ -49,7 +50,8 @@ pub async fn chat(
     let answer = Answer::new(&app, model, &body, &job, tools);
     let generation = Generation::start(model, job).await?;
     if stream {
-        return Ok(sse::response(Merged::new(vec![generation]), Narration::new(answer)));
+        let narration = Narration::new(ChatStream::new(answer));
+        return Ok(sse::response(Merged::new(vec![generation]), narration));
     }
     Ok(answer.whole(generation.collect().await?))
 }

@@ -18,7 +18,7 @@ use crate::generation::{Collected, Completed, Generation, Job, Merged, TextOptio
 use crate::sse::{self, Events, Narrator};
 use crate::types::generate::GenerateRequest;
 use crate::types::logprobs::{TokenTexts, chat_logprob, prompt_logprobs};
-use crate::types::sampling::at_most;
+use crate::types::sampling::{at_most, can_stream};
 use crate::usage::{degraded_header, usage_document};
 
 /// Tokens generated at most where the request does not say: vLLM's default.
@@ -36,9 +36,8 @@ pub async fn generate(
     let model = app.model_named(body.model.as_deref())?;
     let job = job(&app, model, &asker, &mut body)?;
     let stream = body.stream.unwrap_or(false);
-    if stream && job.request.branches.is_ranked() {
-        let text = "best_of and beam search choose at the end: they cannot be streamed";
-        return Err(ApiError::invalid("stream", text));
+    if stream {
+        can_stream(job.request.branches)?;
     }
     let answer = Answer {
         request_id: body.request_id.unwrap_or_else(|| new_id("generate")),

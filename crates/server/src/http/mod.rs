@@ -2,14 +2,19 @@
 
 mod chat;
 mod chat_answer;
+mod chat_stream;
+mod completion_answer;
+mod completion_stream;
 mod completions;
 mod embeddings;
 mod generate;
+mod head;
 mod health;
 mod json;
 mod loads;
 mod metrics;
 mod models;
+mod narration;
 mod openapi;
 pub mod pool;
 mod prompt;
@@ -26,8 +31,7 @@ use axum::http::StatusCode;
 use axum::middleware::from_fn_with_state;
 use axum::routing::{get, post};
 
-pub use json::{Json, Sampled, SharedFields, parse};
-pub use respond::new_id;
+pub(crate) use respond::new_id;
 
 use crate::access::{Routes, protect};
 use crate::app::App;

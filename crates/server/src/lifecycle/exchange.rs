@@ -24,6 +24,7 @@ use super::connection::Connection;
 use super::traffic::Count;
 use super::{Lifecycle, State};
 use crate::error::ApiError;
+use crate::guarded::guarded;
 
 /// Answers one request of a connection.
 pub(super) async fn exchange(
@@ -59,7 +60,7 @@ pub(super) async fn exchange(
         true => closing(response),
         false => response,
     };
-    Ok(response.map(|inner| Body::new(Answer { inner, _exchange: exchange })))
+    Ok(response.map(|body| guarded(body, exchange)))
 }
 
 /// What can be refused before its body is read.
@@ -98,32 +99,6 @@ struct Exchange(Arc<Connection>);
 impl Drop for Exchange {
     fn drop(&mut self) {
         self.0.end();
-    }
-}
-
-/// A response's body, which ends the exchange.
-struct Answer {
-    inner: Body,
-    _exchange: Exchange,
-}
-
-impl HttpBody for Answer {
-    type Data = Bytes;
-    type Error = axum::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        Pin::new(&mut self.inner).poll_frame(context)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.inner.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.inner.size_hint()
     }
 }
 

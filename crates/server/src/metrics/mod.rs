@@ -33,7 +33,6 @@ pub use engine::EngineSample;
 pub use exposition::Exposition;
 pub use http::OpenGuard;
 pub use observer::{Arrival, Ending, OnEnd, RequestObserver, RequestSummary};
-pub use process::resident_bytes;
 
 use engine::{EngineCollector, LastSample};
 use http::HttpFamilies;

@@ -209,7 +209,10 @@ impl RequestObserver {
             Event::Finished(outcome) => self.finished(outcome, now),
             Event::Failed(_) if !self.accepted => self.end(Ending::Refused, now),
             Event::Failed(_) => self.end(Ending::Failed, now),
-            Event::Prefilled { .. } | Event::PromptLogprobs(_) | Event::Relief(_) => {}
+            Event::Prefilled { .. }
+            | Event::PromptLogprobs(_)
+            | Event::Relief(_)
+            | Event::Ended { .. } => {}
         }
     }
 

@@ -42,7 +42,7 @@ impl Collector for ProcessCollector {
 }
 
 /// Bytes of resident memory.
-pub fn resident_bytes() -> Option<u64> {
+fn resident_bytes() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
     let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;

@@ -166,7 +166,7 @@ fn arrival(at: Instant) -> Arrival {
 }
 
 fn token(branch: u32) -> Event {
-    Event::Token(Token { branch, id: 1, logprobs: None })
+    Event::Token(Token { branch, id: 1, logprobs: None, is_last: false })
 }
 
 fn step() -> Event {

@@ -1,22 +1,17 @@
 //! Around every handler: the id goes back, the answer is counted, a refusal gets its line.
 
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 
-use axum::body::Body;
 use axum::extract::{MatchedPath, Request, State};
 use axum::http::{HeaderValue, Method, header};
 use axum::middleware::Next;
 use axum::response::Response;
-use bytes::Bytes;
-use http_body::{Frame, SizeHint};
 use tracing::Span;
 
 use super::{REFUSAL_TARGET, RequestContext};
 use crate::app::App;
 use crate::error::Refused;
-use crate::metrics::OpenGuard;
+use crate::guarded::guarded;
 
 /// Most characters of a path that a line shows.
 const PATH_CHARS_MAX: usize = 200;
@@ -44,7 +39,8 @@ pub async fn track(State(app): State<Arc<App>>, request: Request, next: Next) ->
     super::otlp::answered(&context, response.status());
     let streams = response.headers().get(header::CONTENT_TYPE);
     match streams.is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream")) {
-        true => response.map(|body| Body::new(CountedBody { body, _guard: app.metrics.stream() })),
+        // It counts as open until it has been sent or given up.
+        true => response.map(|body| guarded(body, app.metrics.stream())),
         false => response,
     }
 }
@@ -69,31 +65,5 @@ fn refused(context: &RequestContext, method: &Method, path: &str, response: &Res
         tracing::warn!(target: REFUSAL_TARGET, id, %method, route, path, status, kind, code, elapsed_ms, "refused");
     } else {
         tracing::info!(target: REFUSAL_TARGET, id, %method, route, path, status, kind, code, elapsed_ms, "refused");
-    }
-}
-
-/// A stream that counts as open until it has been sent or given up.
-struct CountedBody {
-    body: Body,
-    _guard: OpenGuard,
-}
-
-impl http_body::Body for CountedBody {
-    type Data = Bytes;
-    type Error = axum::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        Pin::new(&mut self.body).poll_frame(context)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
     }
 }

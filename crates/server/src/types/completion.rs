@@ -36,6 +36,13 @@ pub struct CompletionRequest {
     pub kv: Option<KvFields>,
 }
 
+impl CompletionRequest {
+    /// Nothing is to be generated: only the prompt is looked at.
+    pub fn is_echo_only(&self) -> bool {
+        self.max_tokens == Some(0) && self.echo.unwrap_or(false)
+    }
+}
+
 /// One or several prompts.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(untagged, expecting = "want a text, token ids (whole numbers from 0), or a list of either")]

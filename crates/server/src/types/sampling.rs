@@ -157,6 +157,15 @@ impl SamplingFields {
     }
 }
 
+/// Refuses to stream what is chosen when all of it has ended.
+pub fn can_stream(branches: Branches) -> Result<(), ApiError> {
+    if branches.is_ranked() {
+        let text = "best_of and beam search choose at the end: they cannot be streamed";
+        return Err(ApiError::invalid("stream", text));
+    }
+    Ok(())
+}
+
 /// Refuses more of something than is taken.
 pub fn at_most(count: usize, most: usize, field: &'static str, what: &str) -> Result<(), ApiError> {
     if count <= most {

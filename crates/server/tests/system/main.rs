@@ -4,6 +4,7 @@
 mod chat;
 mod clients;
 mod completions;
+mod ends;
 mod generate;
 mod openapi;
 mod smollm2;

@@ -255,3 +255,47 @@ fn a_branch_that_is_ended_leaves_the_others_as_they_are() {
     }
     server.assert_empty();
 }
+
+/// Each continuation's end is told in the turn of its last token, with nothing between them; the last one's is
+/// the request's.
+#[test]
+fn each_end_is_told_when_it_happens() {
+    let model = plain();
+    let (mut last_tokens, mut early) = (0, 0);
+    for seed in 0..8 {
+        let sampling = Sampling { temperature: 0.9, seed, ..Sampling::default() };
+        let branches = Branches::Sample { n: 4, best_of: 4 };
+        let end_ids = if seed % 2 == 0 { Vec::new() } else { (0..16).collect() };
+        let prompt = Random(seed).tokens(BLOCK, VOCABULARY);
+        let request = Request { branches, sampling, end_ids, ..exact(prompt, 24) };
+        let mut server = Server::of(&model, engine_config(8 << 20));
+        serve(&mut server, &[request]);
+        let (mut over, mut ending) = (Vec::new(), None);
+        for (turn, Told { event, .. }) in &server.told {
+            if let Some((branch, of)) = ending.take() {
+                assert_eq!(turn, of, "{event:?}");
+                match event {
+                    Event::Ended { branch: ended, .. } => assert_eq!(*ended, branch),
+                    event => assert!(matches!(event, Event::Finished(_)), "{event:?}"),
+                }
+                last_tokens += 1;
+            }
+            match event {
+                Event::Token(token) => {
+                    assert!(over.iter().all(|(branch, _)| *branch != token.branch));
+                    ending = token.is_last.then_some((token.branch, turn));
+                }
+                Event::Ended { branch, reason } => over.push((*branch, *reason)),
+                Event::Finished(outcome) => {
+                    let reasons = outcome.continuations.iter().map(|one| one.finish_reason);
+                    let reasons: Vec<FinishReason> = reasons.collect();
+                    assert!(over.iter().all(|(at, reason)| reasons[*at as usize] == *reason));
+                }
+                _ => {}
+            }
+        }
+        assert_eq!(over.len(), 3, "{over:?}");
+        early += over.iter().filter(|(_, reason)| *reason == FinishReason::Stop).count();
+    }
+    assert!(last_tokens >= 16 && early > 3, "{last_tokens} {early}");
+}

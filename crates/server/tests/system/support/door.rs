@@ -23,7 +23,7 @@ pub struct Script {
     pub refusal: Option<Refusal>,
     /// Log-probability of every generated token; -0.5 where none is given.
     pub logprob: Option<f32>,
-    /// Goes silent after the texts, and never ends by itself.
+    /// Goes silent after the texts, and ends when it is told to.
     pub hangs: bool,
 }
 
@@ -43,8 +43,8 @@ pub struct ScriptedDoor {
     pub ended: Mutex<Vec<(u64, FinishReason)>>,
     /// Which continuations were ended.
     pub ended_branches: Mutex<Vec<(u64, u32)>>,
-    /// Listeners of those who hang.
-    hanging: Mutex<Vec<Listener>>,
+    /// Listeners of those who hang, and how these will end.
+    hanging: Mutex<Vec<(Listener, Outcome)>>,
 }
 
 impl ScriptedDoor {
@@ -58,6 +58,13 @@ impl ScriptedDoor {
         self.hanging.lock().unwrap().clear();
     }
 
+    /// Ends those who hang.
+    pub fn finish(&self) {
+        for (mut listener, outcome) in self.hanging.lock().unwrap().drain(..) {
+            listener(Event::Finished(Box::new(outcome)));
+        }
+    }
+
     fn logprobs(&self, request: &Request, id: u32) -> Option<TokenLogprobs> {
         let top = (0..request.logprobs?).map(|place| (b'a' as u32 + place as u32, -1.0));
         Some(TokenLogprobs { id, logprob: self.script.logprob.unwrap_or(-0.5), top: top.collect() })
@@ -65,7 +72,8 @@ impl ScriptedDoor {
 
     /// Tells all of the script; gives the continuations.
     fn tell(&self, request: &Request, say: &mut dyn FnMut(Event)) -> Vec<Continuation> {
-        say(Event::Admitted { max_tokens: 16, cached_tokens: 0 });
+        let limit = request.max_tokens.unwrap_or(usize::MAX);
+        say(Event::Admitted { max_tokens: limit, cached_tokens: 0 });
         if request.prompt_logprobs.is_some() {
             let tokens = request.prompt.iter().skip(1);
             let known = tokens.map(|id| TokenLogprobs { id: *id, logprob: -2.0, top: Vec::new() });
@@ -73,21 +81,25 @@ impl ScriptedDoor {
         }
         let mut continuations = Vec::new();
         for (branch, text) in self.script.texts.iter().enumerate() {
-            let limit = request.max_tokens.unwrap_or(usize::MAX);
             let ids: Vec<u32> = text.bytes().map(u32::from).take(limit).collect();
+            let ended = self.script.ends && ids.len() == text.len();
+            let finish_reason = if ended { FinishReason::Stop } else { FinishReason::Length };
             for (place, &id) in ids.iter().enumerate() {
                 let logprobs = self.logprobs(request, id);
-                say(Event::Token(Token { branch: branch as u32, id, logprobs }));
+                let is_last = !ended && place + 1 == ids.len();
+                say(Event::Token(Token { branch: branch as u32, id, logprobs, is_last }));
                 if let Some(pause) = self.script.pause.filter(|_| branch == 0 && place == 0) {
                     say(Event::Paused(pause));
                     say(Event::Resumed { branch: 0, recomputed_tokens: 0, paused_us: 5 });
                 }
             }
-            let ended = self.script.ends && ids.len() == text.len();
+            if branch + 1 < self.script.texts.len() {
+                say(Event::Ended { branch: branch as u32, reason: finish_reason });
+            }
             continuations.push(Continuation {
                 logprobs: ids.iter().filter_map(|id| self.logprobs(request, *id)).collect(),
                 token_ids: ids,
-                finish_reason: if ended { FinishReason::Stop } else { FinishReason::Length },
+                finish_reason,
                 cumulative_logprob: None,
             });
         }
@@ -131,12 +143,12 @@ impl Door for ScriptedDoor {
             // Who does not listen is ended through `end`.
             let _ = listener(event);
         });
-        if self.script.hangs {
-            self.hanging.lock().unwrap().push(listener);
-            return Ok(key);
-        }
         let usage = self.usage(&request, &continuations);
-        listener(Event::Finished(Box::new(Outcome { continuations, usage })));
+        let outcome = Outcome { continuations, usage };
+        match self.script.hangs {
+            true => self.hanging.lock().unwrap().push((listener, outcome)),
+            false => drop(listener(Event::Finished(Box::new(outcome)))),
+        }
         Ok(key)
     }
 
