@@ -42,6 +42,12 @@ enum AdmissionArg {
 impl EngineArgs {
     /// The engine's settings.
     pub fn scheduling(&self) -> anyhow::Result<Scheduling> {
+        at_least_one("--max-running", self.max_running)?;
+        at_least_one("--max-batch-tokens", self.max_batch_tokens)?;
+        let share = self.batch_share;
+        if !(0.0..=1.0).contains(&share) {
+            bail!(WrongArguments(format!("--batch-share is {share}: give a share from 0 to 1")));
+        }
         let latency_target_us = match self.latency_target_ms {
             None => None,
             Some(ms) if ms > 0.0 && ms.is_finite() => Some((ms * 1e3) as u64),
@@ -61,5 +67,45 @@ impl EngineArgs {
             batch_share: self.batch_share,
             ..Scheduling::default()
         })
+    }
+}
+
+fn at_least_one(option: &str, value: usize) -> anyhow::Result<()> {
+    match value {
+        0 => bail!(WrongArguments(format!("{option} is 0: give at least 1"))),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Words {
+        #[command(flatten)]
+        engine: EngineArgs,
+    }
+
+    #[test]
+    fn what_is_out_of_range_is_told_by_its_option() {
+        let refusal = |option: &str, value: &str| {
+            let words = Words::parse_from(["serve", &format!("{option}={value}")]);
+            words.engine.scheduling().err().map(|error| error.to_string())
+        };
+        for (option, value) in [
+            ("--max-running", "0"),
+            ("--max-batch-tokens", "0"),
+            ("--batch-share", "1.5"),
+            ("--batch-share", "NaN"),
+            ("--latency-target-ms", "0"),
+        ] {
+            let text = refusal(option, value).expect(value);
+            assert!(text.starts_with(&format!("{option} is {value}: give")), "{text}");
+        }
+        assert_eq!(refusal("--batch-share", "0.5"), None);
+        assert_eq!(refusal("--max-waiting", "0"), None);
     }
 }
