@@ -1,6 +1,7 @@
 //! The developer's words. `cargo xtask test` is the one command that CI and people run.
 
 mod bench;
+mod browser;
 mod clients;
 mod golden;
 mod licenses;

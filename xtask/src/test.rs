@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use anyhow::{Context as _, bail};
 
-use crate::{cargo, command, licenses, read, run_shown, sim, tidy};
+use crate::{browser, cargo, command, licenses, read, run_shown, sim, tidy};
 
 /// Platforms that must at least type-check. (Their programs cannot run here.)
 const FOREIGN_TARGETS: [&str; 3] =
@@ -32,6 +32,7 @@ pub fn run() -> anyhow::Result<()> {
             run_shown(cargo(&["run", "--quiet", "--package", "reef-cli", "--", "pull", alias]))
         });
     }
+    stages.run("browser", browser::provide);
     stages.run("tests", || run_shown(cargo(&["test", "--workspace", "--no-fail-fast"])));
     // Off by default, so that nothing above has compiled it.
     stages.run("traces", || {
