@@ -84,15 +84,22 @@ fn cargo(arguments: &[&str]) -> Command {
 
 /// Runs a command with its output shown; fails where it does.
 fn run_shown(mut command: Command) -> anyhow::Result<()> {
-    let status = command.status().with_context(|| format!("cannot start {command:?}"))?;
-    ensure!(status.success(), "{command:?} ended with {status}");
+    let status = command.status().with_context(|| format!("cannot start {}", line(&command)))?;
+    ensure!(status.success(), "{} ended with {status}", line(&command));
     Ok(())
+}
+
+/// A command as it would be typed. (Its `Debug` has the directory and every variable, too.)
+fn line(command: &Command) -> String {
+    let words = std::iter::once(command.get_program()).chain(command.get_args());
+    words.map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ")
 }
 
 /// What a command prints on stdout; its stderr is shown; fails where it does.
 fn read(mut command: Command) -> anyhow::Result<String> {
     command.stderr(std::process::Stdio::inherit());
-    let output = command.output().with_context(|| format!("cannot start {command:?}"))?;
-    ensure!(output.status.success(), "{command:?} ended with {}", output.status);
-    String::from_utf8(output.stdout).with_context(|| format!("{command:?} printed no UTF-8"))
+    let output = command.output().with_context(|| format!("cannot start {}", line(&command)))?;
+    ensure!(output.status.success(), "{} ended with {}", line(&command), output.status);
+    let text = String::from_utf8(output.stdout);
+    text.with_context(|| format!("{} printed no UTF-8", line(&command)))
 }

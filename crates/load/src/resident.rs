@@ -47,24 +47,22 @@ impl Series {
         self.0.iter().map(|(_, bytes)| *bytes).fold(0.0, f64::max)
     }
 
-    /// Bytes a second by which it grows behind the warm-up, by least squares; `None` of too few samples.
-    pub fn slope(&self) -> Option<f64> {
-        let rest = &self.0[(self.0.len() as f64 * WARM_UP) as usize..];
-        let count = Some(rest.len() as f64).filter(|count| *count >= 8.0)?;
-        let mean = |of: fn(&(f64, f64)) -> f64| rest.iter().map(of).sum::<f64>() / count;
-        let (mean_s, mean_bytes) = (mean(|sample| sample.0), mean(|sample| sample.1));
-        let (mut both, mut square) = (0.0, 0.0);
-        for (seconds, bytes) in rest {
-            both += (seconds - mean_s) * (bytes - mean_bytes);
-            square += (seconds - mean_s).powi(2);
-        }
-        Some(both / square)
+    /// Bytes by which it grew behind the warm-up, by the slope; `None` of too few samples.
+    pub fn growth_bytes(&self) -> Option<f64> {
+        growth(self.behind_the_warm_up())
     }
 
-    /// Bytes by which it grew behind the warm-up, by the slope.
-    pub fn growth_bytes(&self) -> Option<f64> {
-        let first = self.0.get((self.0.len() as f64 * WARM_UP) as usize)?.0;
-        Some(self.slope()? * (self.0.last()?.0 - first))
+    /// The same, of a growth that goes on: three times the least of three parts. Buffers that grow once, when more
+    /// run at once than ever before, are in one part or two; a leak is in all.
+    pub fn steady_growth_bytes(&self) -> Option<f64> {
+        let rest = self.behind_the_warm_up();
+        let parts = rest.chunks(rest.len().div_ceil(3).max(1)).map(growth);
+        let least = parts.reduce(|one, other| Some(one?.min(other?))).flatten()?;
+        Some(3.0 * least)
+    }
+
+    fn behind_the_warm_up(&self) -> &[(f64, f64)] {
+        &self.0[(self.0.len() as f64 * WARM_UP) as usize..]
     }
 
     /// As a JSON object, in MiB.
@@ -74,10 +72,23 @@ impl Series {
             "samples": self.0.len(),
             "max_mib": self.most_bytes() / MIB,
             "last_mib": self.0.last().map(|(_, bytes)| bytes / MIB),
-            "slope_mib_per_minute": self.slope().map(|slope| slope * 60.0 / MIB),
             "growth_mib": self.growth_bytes().map(|bytes| bytes / MIB),
+            "steady_growth_mib": self.steady_growth_bytes().map(|bytes| bytes / MIB),
         })
     }
+}
+
+/// Bytes by which `samples` grow from the first to the last, by the least squares' line.
+fn growth(samples: &[(f64, f64)]) -> Option<f64> {
+    let count = Some(samples.len() as f64).filter(|count| *count >= 8.0)?;
+    let mean = |of: fn(&(f64, f64)) -> f64| samples.iter().map(of).sum::<f64>() / count;
+    let (mean_s, mean_bytes) = (mean(|sample| sample.0), mean(|sample| sample.1));
+    let (mut both, mut square) = (0.0, 0.0);
+    for (seconds, bytes) in samples {
+        both += (seconds - mean_s) * (bytes - mean_bytes);
+        square += (seconds - mean_s).powi(2);
+    }
+    Some(both / square * (samples.last()?.0 - samples.first()?.0))
 }
 
 #[cfg(test)]
@@ -86,13 +97,17 @@ mod tests {
 
     #[test]
     fn growth_is_seen_behind_the_warm_up() {
-        let flat = |second: usize| if second < 20 { second as f64 } else { 20.0 };
-        let leak = |second: usize| 100.0 + second as f64 * 2.0;
         let series =
             |of: &dyn Fn(usize) -> f64| Series((0..90).map(|s| (s as f64, of(s))).collect());
-        assert!(series(&flat).slope().unwrap().abs() < 1e-9);
-        assert!((series(&leak).slope().unwrap() - 2.0).abs() < 1e-9);
-        assert!((series(&leak).growth_bytes().unwrap() - 118.0).abs() < 1e-6);
-        assert_eq!(Series::default().slope(), None);
+        let flat = series(&|second| if second < 20 { second as f64 } else { 20.0 });
+        assert!(flat.growth_bytes().unwrap().abs() < 1e-9);
+        let leak = series(&|second| 100.0 + second as f64 * 2.0);
+        assert!((leak.growth_bytes().unwrap() - 118.0).abs() < 1e-6);
+        assert!((leak.steady_growth_bytes().unwrap() - 114.0).abs() < 1e-6);
+        let step = series(&|second| if second < 60 { 0.0 } else { 100.0 });
+        assert!(step.growth_bytes().unwrap() > 50.0);
+        assert!(step.steady_growth_bytes().unwrap().abs() < 1e-9);
+        assert_eq!(Series::default().growth_bytes(), None);
+        assert_eq!(Series::default().steady_growth_bytes(), None);
     }
 }

@@ -69,13 +69,16 @@ fn what_may_not_be_dropped_is_held_or_refused() {
     let prompt = Random(4).tokens(60 * BLOCK, VOCABULARY);
     let evict = Request { fidelity: Fidelity::Evict, ..exact(prompt, 8) };
     let half = evict.prompt.len() / 2;
-    let keeps = |keep| Request { keep, ..evict.clone() };
+    let keeps = |spans: &[(usize, usize)]| {
+        let keep = spans.iter().map(|&(start, end)| start..end).collect();
+        Request { keep, ..evict.clone() }
+    };
     let mut server = Server::of(&model, config);
-    for keep in [vec![0..half], vec![0..BLOCK, BLOCK / 2..half], vec![half..2 * half]] {
-        let refused = server.engine.submit(0, keeps(keep));
+    for spans in [&[(0, half)][..], &[(0, BLOCK), (BLOCK / 2, half)], &[(half, 2 * half)]] {
+        let refused = server.engine.submit(0, keeps(spans));
         assert!(matches!(refused, Err(Refusal::Kept { .. })), "{refused:?}");
     }
-    serve(&mut server, &[keeps(vec![half..half + BLOCK])]);
+    serve(&mut server, &[keeps(&[(half, half + BLOCK)])]);
     server.assert_empty();
 }
 
