@@ -26,12 +26,16 @@ pub fn provide() -> anyhow::Result<()> {
 }
 
 fn install() -> anyhow::Result<()> {
-    run_shown(command("apt-get", &["-qq", "update"]))?;
-    let words = ["-qq", "-y", "--no-install-recommends", "install", "chromium"];
-    let mut install = command("apt-get", &words);
-    // Nobody is there to answer.
-    install.env("DEBIAN_FRONTEND", "noninteractive").stdout(std::process::Stdio::null());
-    run_shown(install)
+    apt_get(&["update"])?;
+    apt_get(&["-y", "--no-install-recommends", "install", "chromium"])
+}
+
+fn apt_get(words: &[&str]) -> anyhow::Result<()> {
+    // Nobody is there to answer, and nobody waits for a mirror or another apt-get for long.
+    let patience = ["-qq", "-o", "Acquire::http::Timeout=20", "-o", "DPkg::Lock::Timeout=60"];
+    let mut run = command("apt-get", &patience);
+    run.args(words).env("DEBIAN_FRONTEND", "noninteractive").stdout(std::process::Stdio::null());
+    run_shown(run)
 }
 
 fn is_root() -> bool {
