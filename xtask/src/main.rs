@@ -62,6 +62,14 @@ fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
+/// Cargo's target directory, wherever it was put.
+fn target_directory() -> anyhow::Result<PathBuf> {
+    let metadata = read(cargo(&["metadata", "--format-version", "1", "--no-deps"]))?;
+    let metadata: serde_json::Value = serde_json::from_str(&metadata)?;
+    let path = metadata["target_directory"].as_str().context("cargo named no target directory")?;
+    Ok(path.into())
+}
+
 /// A command that will run at the root.
 fn command(program: &str, arguments: &[&str]) -> Command {
     let mut command = Command::new(program);

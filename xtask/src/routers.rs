@@ -1,11 +1,11 @@
 //! `cargo xtask routers`: two servers behind each router that people put before vLLM.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::Context as _;
 
-use crate::{cargo, command, read, root, run_shown};
+use crate::{cargo, command, root, run_shown, target_directory};
 
 /// Names of the venvs; each has its file in tests/routers/requirements, which names every package and
 /// version. Two of them install commands of the same name.
@@ -16,7 +16,7 @@ const VENVS: [&str; 5] = ["smg", "vllm", "sglang", "dynamo", "events"];
 /// # Errors
 /// An unknown router, an installation that fails, a router that does not work before our servers.
 pub fn run(arguments: &[String]) -> anyhow::Result<()> {
-    let folder = target()?.join("routers");
+    let folder = target_directory()?.join("routers");
     for name in chosen(arguments) {
         // An unknown name is told by the harness, which knows what there is.
         if VENVS.contains(&name.as_str()) {
@@ -24,7 +24,7 @@ pub fn run(arguments: &[String]) -> anyhow::Result<()> {
         }
     }
     run_shown(cargo(&["build", "--release", "-p", "reef-cli"]))?;
-    let reef = target()?.join("release/reef");
+    let reef = target_directory()?.join("release/reef");
     let mut harness = command("python3", &["tests/routers/run.py"]);
     harness.arg("--reef").arg(reef);
     harness.arg("--venvs").arg(folder.join("venvs")).arg("--logs").arg(folder.join("logs"));
@@ -62,14 +62,6 @@ fn install(name: &str, venv: &Path) -> anyhow::Result<()> {
     pip.args(["--no-cache-dir", "--no-deps", "--requirement"]).arg(&file);
     run_shown(pip)?;
     fs::write(&installed, wanted).with_context(|| format!("cannot write {}", installed.display()))
-}
-
-/// Where cargo builds.
-fn target() -> anyhow::Result<PathBuf> {
-    let metadata = read(cargo(&["metadata", "--format-version=1", "--no-deps"]))?;
-    let metadata: serde_json::Value = serde_json::from_str(&metadata)?;
-    let path = metadata["target_directory"].as_str();
-    path.map(PathBuf::from).context("`cargo metadata` names no target directory")
 }
 
 #[cfg(test)]

@@ -1,10 +1,11 @@
 //! `cargo xtask test`: all that must hold before a change lands.
 
+use std::process::Command;
 use std::time::Instant;
 
 use anyhow::{Context as _, bail};
 
-use crate::{browser, cargo, command, licenses, read, run_shown, sim, tidy};
+use crate::{browser, cargo, command, licenses, read, run_shown, sim, target_directory, tidy};
 
 /// Platforms that must at least type-check. (Their programs cannot run here.)
 const FOREIGN_TARGETS: [&str; 3] =
@@ -27,20 +28,28 @@ pub fn run() -> anyhow::Result<()> {
         run_shown(doc)
     });
     foreign_targets(&mut stages);
+    // With the tests comes the program `reef`: alone it would be built from other features of the same crates.
+    stages.run("build", || run_shown(cargo(&["test", "--workspace", "--no-run", "--quiet"])));
     for alias in ["smollm2", "gemma3"] {
-        stages.run(&format!("model {alias}"), || {
-            run_shown(cargo(&["run", "--quiet", "--package", "reef-cli", "--", "pull", alias]))
-        });
+        stages.run(&format!("model {alias}"), || pull(alias));
     }
     stages.run("browser", browser::provide);
     stages.run("tests", || run_shown(cargo(&["test", "--workspace", "--no-fail-fast"])));
     // Off by default, so that nothing above has compiled it.
     stages.run("traces", || {
-        let otlp = ["test", "--package", "reef-server", "--features", "otlp", "--test", "system"];
-        run_shown(cargo(&[&otlp[..], &["telemetry"]].concat()))
+        let otlp = ["test", "--workspace", "--features", "reef-server/otlp"];
+        run_shown(cargo(&[&otlp[..], &["--test", "system", "telemetry"]].concat()))
     });
     stages.run("simulation", sim::run_all);
     stages.finish()
+}
+
+/// Fetches a model with the program that the tests have built.
+fn pull(alias: &str) -> anyhow::Result<()> {
+    let program = format!("debug/reef{}", std::env::consts::EXE_SUFFIX);
+    let mut pull = Command::new(target_directory()?.join(program));
+    pull.args(["pull", alias]);
+    run_shown(pull)
 }
 
 /// Checks the targets whose standard library rustup has; the others are named, not failed: CI

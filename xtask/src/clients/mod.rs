@@ -10,9 +10,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail, ensure};
-use serde_json::Value;
 
-use crate::{cargo, read, root, run_shown};
+use crate::{cargo, read, root, run_shown, target_directory};
 use client::{CLIENTS, Client};
 use server::Server;
 
@@ -153,14 +152,6 @@ impl Stage {
         server.still_answers().context("after the client had ended")?;
         Ok(outcome)
     }
-}
-
-/// Cargo's target directory, wherever it was put.
-fn target_directory() -> anyhow::Result<PathBuf> {
-    let metadata = read(cargo(&["metadata", "--format-version", "1", "--no-deps"]))?;
-    let metadata: Value = serde_json::from_str(&metadata)?;
-    let path = metadata["target_directory"].as_str().context("cargo named no target directory")?;
-    Ok(path.into())
 }
 
 fn remove(folder: &Path) -> anyhow::Result<()> {
