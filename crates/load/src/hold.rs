@@ -19,6 +19,9 @@ use serde_json::{Value, json};
 use crate::programs::{Peers, Programs};
 use crate::verdict::{self, Check};
 
+/// Requests of each client before it counts.
+const WARM_UP_REQUESTS: usize = 3;
+
 /// Many streaming clients in a part of the KV memory that they need
 #[derive(clap::Args)]
 pub struct Args {
@@ -148,6 +151,9 @@ impl Setting {
         let (clients, minutes) = (self.args.clients, self.args.minutes);
         eprintln!("{name}: ready, {clients} clients for {minutes} minutes");
         let plan = self.plan(&served, strictness, texts).await?;
+        let warm_up = fleet::run(&warm_up(&plan)).await;
+        let is_well = strictness == Strictness::Standard || warm_up.faults() == 0;
+        ensure!(is_well, "{name} failed while it warmed up: {}", warm_up.examples.join("; "));
         let process = served.process();
         let cpu_before = resident::cpu_seconds(process);
         let mut memory = Series::default();
@@ -270,6 +276,12 @@ impl Run {
             self.memory.most_bytes() / (1 << 20) as f64,
         )
     }
+}
+
+/// Short requests of all clients at once: buffers that are kept for as many as run grow before memory is looked at.
+fn warm_up(plan: &Plan) -> Plan {
+    let (until, traffic) = (Until::Requests(WARM_UP_REQUESTS), plan.traffic.short());
+    Plan { until, traffic, known_texts: Arc::default(), ..plan.clone() }
 }
 
 fn traffic(args: &Args, model: &str) -> Traffic {
